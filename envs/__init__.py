@@ -1,0 +1,1 @@
+"""Environments: browsers, shells and games behind batched step servers."""

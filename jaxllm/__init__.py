@@ -1,0 +1,1 @@
+"""Llama-architecture language models in JAX: configuration, weights, tokenizer, forward pass and generation."""

@@ -1,0 +1,1 @@
+"""Multi-turn reinforcement learning: advantages, losses, rollouts and the trainer."""
