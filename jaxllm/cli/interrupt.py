@@ -1,0 +1,54 @@
+"""Ctrl-C in the middle of anything, native code included.
+
+Python raises ``KeyboardInterrupt`` only once the main thread is back in Python code; a compilation or a long device
+computation can hold it for a minute. A watcher thread learns of the signal through the wakeup file descriptor, leaves time
+for the ordinary way out, and otherwise ends the process with the same exit code.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from types import FrameType
+
+EXIT_CODE = 130  # 128 + SIGINT, as a shell reports it
+GRACE_SECONDS = 2.0  # how long native code may keep the main thread after Ctrl-C
+CLEANUP_SECONDS = 10.0  # how long the way out may take once the main thread knows
+
+_raised = threading.Event()  # the main thread has seen the signal
+
+
+def requested() -> bool:
+    """True once Ctrl-C has reached the main thread."""
+    return _raised.is_set()
+
+
+def install() -> None:
+    """Handle SIGINT from now on; does nothing outside the main thread, or where SIGINT is already handled or ignored.
+
+    The second Ctrl-C ends the process at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, _handle)
+    threading.Thread(target=_watch, args=(reader,), name="interrupt-watcher", daemon=True).start()
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    _raised.set()
+    raise KeyboardInterrupt
+
+
+def _watch(reader: int) -> None:
+    os.read(reader, 1)
+    if _raised.wait(GRACE_SECONDS):
+        select.select([reader], [], [], CLEANUP_SECONDS)
+    with contextlib.suppress(OSError):
+        os.write(2, b"\njaxllm: interrupted\n")
+    os._exit(EXIT_CODE)

@@ -1,0 +1,118 @@
+"""From ``argv`` to an exit code: the listing, one command, and what happens when it ends badly.
+
+Exit codes: 0 done, 1 a mistake that the user can mend (``UserError``), 2 wrong usage, 130 interrupted by Ctrl-C, 141 the
+reader of stdout went away.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.cli import commands, interrupt, runtime
+from jaxllm.errors import UserError
+
+EXIT_USER_ERROR = 1
+EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return the exit code; never raises."""
+    if argv is None:
+        interrupt.install()
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 must not end the program
+    argv, verbose = _take_verbose(argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(listing())
+        return 0
+    if argv[0] == "--version":
+        print(f"jaxllm {runtime.version()}")
+        return 0
+    name, *arguments = argv
+    known = {name: command for group in commands.grouped().values() for name, command in group.items()}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "the commands are: " + ", ".join(known)
+        kind = "option" if name.startswith("-") else "command"
+        print(f"jaxllm: unknown {kind} {name!r}; {hint}", file=sys.stderr)
+        return EXIT_USAGE
+    command = _parse(name, known[name], arguments)
+    return command if isinstance(command, int) else _run(command, verbose)
+
+
+def _take_verbose(argv: list[str]) -> tuple[list[str], bool]:
+    """``-v`` may stand anywhere before ``--``: it belongs to every command."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    kept = [word for word in argv[:end] if word not in ("-v", "--verbose")]
+    return kept + argv[end:], len(kept) < end
+
+
+def _parse(name: str, command: type[Any], arguments: list[str]) -> Any:
+    """An instance of the dataclass, or the exit code when the arguments ask for help or do not fit."""
+    import tyro
+
+    config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.FlagCreatePairsOff)
+    try:
+        return tyro.cli(command, prog=f"jaxllm {name}", args=arguments, config=config)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_USAGE
+
+
+def _run(command: commands.Command, verbose: bool) -> int:
+    runtime.prepare(verbose)
+    try:
+        command.run()
+    except UserError as error:
+        print(f"jaxllm: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except BrokenPipeError:
+        raise
+    except Exception:
+        # Native code that was interrupted reports an error of its own.
+        if interrupt.requested():
+            return _interrupted()
+        raise
+    return 0
+
+
+def _interrupted() -> int:
+    print("\njaxllm: interrupted", file=sys.stderr)
+    return interrupt.EXIT_CODE
+
+
+def listing() -> str:
+    """The text of ``jaxllm --help``: every command with one line."""
+    groups = commands.grouped()
+    width = max((len(name) for group in groups.values() for name in group), default=0)
+    lines = ["usage: jaxllm [-v] COMMAND ...", "", "Reads the neurons of a Llama, and runs it, in JAX."]
+    for title, group in groups.items():
+        if group:
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<{width}}  {commands.summary(command)}" for name, command in group.items()]
+    lines += [
+        "",
+        "MODEL is a folder of safetensors, a .gguf file, a Hugging Face id, or smollm2.",
+        "",
+        "Options:",
+        "  -h, --help     this text; after a command, that command's arguments",
+        "  -v, --verbose  log what is done, to stderr",
+        "  --version      the version",
+    ]
+    return "\n".join(lines)

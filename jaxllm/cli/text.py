@@ -1,0 +1,5 @@
+"""Commands on text: generation."""
+
+from typing import Any
+
+COMMANDS: dict[str, type[Any]] = {}
