@@ -66,4 +66,8 @@ def progress(title: str, total: float | None = None, unit: str = "") -> Iterator
     ]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(title, total=total)
-        yield lambda amount=1: bars.advance(task, amount)
+
+        def advance(amount: float) -> None:
+            bars.advance(task, amount)
+
+        yield advance
