@@ -1,0 +1,389 @@
+"""Reads the three forms in which checkpoints carry a tokenizer into one: the content of a Hugging Face ``tokenizer.json``.
+
+The forms are ``tokenizer.json`` itself with its side files, Meta's ``tokenizer.model`` (tiktoken text: a base64 token and its
+rank on each line) and the metadata of a GGUF file. All are untrusted data: sizes are bounded and every fault is a UserError.
+"""
+
+import base64
+import binascii
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import read_json
+from jaxllm.errors import UserError
+
+MAX_FILE_BYTES = 1 << 26
+MAX_TOKENS = 1 << 21
+MAX_TOKEN_BYTES = 1024
+
+LLAMA_3_TEXT_TOKENS = 128_000
+LLAMA_3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA_3_NAMED = {
+    0: "begin_of_text",
+    1: "end_of_text",
+    4: "finetune_right_pad_id",
+    6: "start_header_id",
+    7: "end_header_id",
+    8: "eom_id",
+    9: "eot_id",
+    10: "python_tag",
+}
+# Added tokens of this form are control marks, whatever the file's flag says; spaces, words and the like are text.
+_MARK = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+_GGUF_NORMAL, _GGUF_UNKNOWN, _GGUF_CONTROL, _GGUF_USER = 1, 2, 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerData:
+    """A tokenizer as data: what `jaxllm.tokenizer.Tokenizer` is made from."""
+
+    data: dict[str, Any]  # content of tokenizer.json
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    add_bos: bool  # whether a text starts with bos_id by default
+    chat_template: str | None
+    where: str  # the file, for messages
+
+
+def read_folder(folder: Path) -> TokenizerData:
+    """Reads ``tokenizer.json`` with its side files, else Meta's ``tokenizer.model``. Raises UserError when there is neither."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return _read_hugging_face(path)
+    if (folder / "tokenizer.model").is_file():
+        return read_tiktoken(folder / "tokenizer.model")
+    raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy the tokenizer's files there")
+
+
+def _read_hugging_face(path: Path) -> TokenizerData:
+    data = read_json(path, limit=MAX_FILE_BYTES)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(data).__name__}")
+    side = {name: _side_file(path.with_name(f"{name}.json")) for name in ("tokenizer_config", "special_tokens_map", "config")}
+    config = side["tokenizer_config"]
+    added = added_tokens(data, str(path))
+    ids = {**model_vocab(data, str(path)), **{token["content"]: token["id"] for token in added}}
+    named = {**side["special_tokens_map"], **config}
+    special = {_content(named.get(f"{kind}_token")) for kind in ("bos", "eos", "pad", "unk")}
+    for extra in ("additional_special_tokens", "extra_special_tokens"):
+        values = named.get(extra)
+        special |= {_content(value) for value in (values.values() if isinstance(values, dict) else values or ())}
+    declared = config.get("added_tokens_decoder")
+    for value in declared.values() if isinstance(declared, dict) else ():
+        if isinstance(value, dict) and value.get("special") is True:
+            special.add(_content(value))
+    for token in added:
+        token["special"] = bool(token.get("special")) or token["content"] in special or bool(_MARK.fullmatch(token["content"]))
+
+    def token_id(kind: str) -> int | None:
+        name = _content(named.get(f"{kind}_token"))
+        if name is not None:
+            return ids.get(name)
+        value = side["config"].get(f"{kind}_token_id")
+        value = value[0] if isinstance(value, list) and value else value
+        return value if isinstance(value, int) and value in ids.values() else None
+
+    first = _first_of_template(data.get("post_processor"))
+    bos = token_id("bos")
+    bos = ids.get(first) if bos is None and first is not None else bos
+    add_bos = config.get("add_bos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = first is not None and ids.get(first) == bos
+    return TokenizerData(
+        data, bos, token_id("eos"), token_id("pad"), add_bos and bos is not None, _template(path.parent, config), str(path)
+    )
+
+
+def read_tiktoken(path: Path) -> TokenizerData:
+    """Reads Llama 3's ``tokenizer.model``: 128,000 lines of a base64 token and its rank; the 256 special ids follow.
+
+    Raises:
+      UserError: not that format (a SentencePiece file, for one), damaged base64, a rank or token met twice, or a rank absent.
+    """
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise UserError(f"{path}: {size} bytes is too large for a tokenizer (limit {MAX_FILE_BYTES})")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if content[:1] == b"\n" or b"\0" in content[:1024]:
+        raise UserError(f"{path}: a SentencePiece model, not Llama 3's text format; put the model's tokenizer.json beside it")
+    tokens: dict[int, bytes] = {}
+    for number, line in enumerate(content.splitlines(), start=1):
+        where = f"{path}, line {number}"
+        if len(line) > 2 * MAX_TOKEN_BYTES:
+            raise UserError(f"{where}: {len(line)} bytes is too long for a token")
+        try:
+            text, rank_text = line.split(b" ")
+            token, rank = base64.b64decode(text, validate=True), int(rank_text)
+        except (ValueError, binascii.Error):
+            raise UserError(f"{where}: expected a base64 token and a rank, found {line[:40]!r}") from None
+        if not token or rank in tokens:
+            raise UserError(f"{where}: {'rank ' + str(rank) + ' is there twice' if token else 'an empty token'}")
+        tokens[rank] = token
+    if len(tokens) != LLAMA_3_TEXT_TOKENS or set(tokens) != set(range(len(tokens))):
+        raise UserError(
+            f"{path}: expected the ranks 0 to {LLAMA_3_TEXT_TOKENS - 1} of Llama 3, found {len(tokens)} ranks; "
+            "the special tokens of other vocabularies are not known"
+        )
+    ranks = {token: rank for rank, token in sorted(tokens.items())}
+    if len(ranks) != len(tokens):
+        raise UserError(f"{path}: {len(tokens) - len(ranks)} tokens have two ranks")
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise UserError(f"{path}: no token for the byte {missing[0]}")
+    special = llama_3_special_tokens()
+    data = _byte_level(
+        {spell_bytes(token): rank for token, rank in ranks.items()},
+        [[spell_bytes(left), spell_bytes(right)] for left, right in _merges(ranks)],
+        [_added(LLAMA_3_TEXT_TOKENS + i, name, special=True) for i, name in enumerate(special)],
+        _llama_3_split(),
+        ignore_merges=True,
+    )
+    data["post_processor"] = _bos_template(special[0], LLAMA_3_TEXT_TOKENS)
+    first = LLAMA_3_TEXT_TOKENS
+    return TokenizerData(data, first, first + 1, first + 4, True, _template(path.parent, {}), str(path))
+
+
+def llama_3_special_tokens() -> list[str]:
+    """The 256 special tokens of Llama 3.1 and 3.2 in id order, from 128000 on."""
+    reserved = iter(range(256))
+    return [f"<|{_LLAMA_3_NAMED.get(i) or f'reserved_special_token_{next(reserved)}'}|>" for i in range(256)]
+
+
+def read_gguf(fields: Mapping[str, Any], where: str = "gguf") -> TokenizerData:
+    """Reads the ``tokenizer.*`` metadata of a GGUF file: byte-level BPE with the splits of SmolLM or Llama 3.
+
+    ``fields`` maps keys such as ``tokenizer.ggml.tokens`` to plain values (strings, numbers, sequences of them).
+
+    Raises:
+      UserError: another tokenizer model or pre-tokenizer (its splits are not guessed), a missing key, a wrong type or length,
+        a token met twice, or a merge of unknown tokens.
+    """
+    model, split = (str(fields.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
+    if model != "gpt2" or split not in _GGUF_SPLITS:
+        raise UserError(
+            f"{where}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {split!r} is not supported; only 'gpt2' with "
+            f"{', '.join(map(repr, _GGUF_SPLITS))} is. Use the model's safetensors folder with its tokenizer.json"
+        )
+    tokens = [_text(token, where) for token in _list(fields, "tokens", where)]
+    if len(tokens) > MAX_TOKENS:
+        raise UserError(f"{where}: {len(tokens)} tokens are too many (limit {MAX_TOKENS})")
+    kinds = [int(kind) for kind in _list(fields, "token_type", where)]
+    if len(kinds) != len(tokens):
+        raise UserError(f"{where}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
+        raise UserError(f"{where}: tokenizer.ggml.tokens has {twice[:80]!r} twice")
+    merges = [_text(merge, where).split(" ") for merge in _list(fields, "merges", where)]
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
+            raise UserError(
+                f"{where}: tokenizer.ggml.merges has {' '.join(merge)[:80]!r}, which does not join two tokens to one"
+            )
+    added = [
+        _added(i, token, special=kind != _GGUF_USER or bool(_MARK.fullmatch(token)))
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_GGUF_UNKNOWN, _GGUF_CONTROL, _GGUF_USER)
+    ]
+    llama_3 = split != "smollm"
+    data = _byte_level(vocab, merges, added, _llama_3_split() if llama_3 else _smollm_split(), ignore_merges=llama_3)
+    bos, eos, pad = (_gguf_id(fields, f"{kind}_token_id", len(tokens), where) for kind in ("bos", "eos", "padding"))
+    add_bos = fields.get("tokenizer.ggml.add_bos_token", llama_3)
+    if bool(add_bos) and bos is not None:
+        data["post_processor"] = _bos_template(tokens[bos], bos)
+    template = fields.get("tokenizer.chat_template")
+    return TokenizerData(
+        data, bos, eos, pad, bool(add_bos) and bos is not None, None if template is None else _text(template, where), where
+    )
+
+
+_GGUF_SPLITS = ("smollm", "llama-bpe")
+
+
+def spell_bytes(token: bytes) -> str:
+    """The token in the byte alphabet of GPT-2, in which every byte is one printable character."""
+    return token.decode("latin-1").translate(BYTE_ALPHABET)
+
+
+def _byte_alphabet() -> dict[int, str]:
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+"""Byte -> its character in the alphabet of byte-level BPE (printable Latin-1 bytes stand for themselves)."""
+
+
+def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Every way to make each token of two others, in the order of the ranks: what tiktoken's lookup by rank amounts to."""
+    merges: list[tuple[bytes, bytes]] = []
+    for token in ranks:
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return merges
+
+
+def _byte_level(
+    vocab: dict[str, int], merges: list[list[str]], added: list[dict[str, Any]], split: dict[str, Any], *, ignore_merges: bool
+) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": None,
+        "decoder": _byte_level_step(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+
+
+def _byte_level_step(*, use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _llama_3_split() -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": LLAMA_3_PATTERN}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level_step(use_regex=False)]}
+
+
+def _smollm_split() -> dict[str, Any]:
+    digits = {"type": "Digits", "individual_digits": True}
+    return {"type": "Sequence", "pretokenizers": [digits, _byte_level_step(use_regex=True)]}
+
+
+def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, **flags, "special": special}
+
+
+def _bos_template(name: str, token_id: int) -> dict[str, Any]:
+    bos = {"SpecialToken": {"id": name, "type_id": 0}}
+    text, second = ({"Sequence": {"id": letter, "type_id": i}} for i, letter in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text, bos, second],
+        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
+    }
+
+
+def added_tokens(data: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The added tokens of a ``tokenizer.json``, each with an ``id`` and a ``content``. Raises UserError if they are not so."""
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list) or not all(
+        isinstance(token, dict) and isinstance(token.get("content"), str) and token["content"] and _is_id(token.get("id"))
+        for token in added
+    ):
+        raise UserError(f"{where}: added_tokens must be a list of objects with an id under {MAX_TOKENS} and a content")
+    return added
+
+
+def model_vocab(data: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The vocabulary of the BPE model in a ``tokenizer.json``. Raises UserError for any other model or a bad id."""
+    model = data.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+        raise UserError(f"{where}: the model is not BPE, the only kind that Llama tokenizers use")
+    vocab = model["vocab"]
+    if not all(map(_is_id, vocab.values())) or len(set(vocab.values())) != len(vocab):
+        raise UserError(f"{where}: model.vocab must map tokens to distinct ids under {MAX_TOKENS}")
+    return vocab
+
+
+def steps(step: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a normalizer, pre-tokenizer, post-processor or decoder, one by one, with sequences opened."""
+    if isinstance(step, dict):
+        yield step
+        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for part in step.get(key) or ():
+                yield from steps(part)
+
+
+def _first_of_template(post_processor: Any) -> str | None:
+    """The special token that the file's own post-processor puts before a text."""
+    for step in steps(post_processor):
+        single = step.get("single")
+        if step.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
+            first = single[0].get("SpecialToken") if isinstance(single[0], dict) else None
+            return first.get("id") if isinstance(first, dict) and isinstance(first.get("id"), str) else None
+    return None
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    try:
+        if path.is_file() and path.stat().st_size <= 1 << 20:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _side_file(path: Path) -> dict[str, Any]:
+    content = read_json(path, limit=1 << 24) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _content(value: Any) -> str | None:
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKENS
+
+
+def _list(fields: Mapping[str, Any], key: str, where: str) -> Sequence[Any]:
+    value = fields.get(f"tokenizer.ggml.{key}")
+    if value is None or isinstance(value, str | bytes) or not hasattr(value, "__len__"):
+        raise UserError(f"{where}: tokenizer.ggml.{key} must be a list, found {type(value).__name__}")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    try:
+        text = value.decode("utf-8") if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: the tokenizer holds text that is not UTF-8: {error}") from None
+    if not isinstance(text, str):
+        raise UserError(f"{where}: the tokenizer holds a {type(value).__name__} in place of a text")
+    return text
+
+
+def _gguf_id(fields: Mapping[str, Any], key: str, size: int, where: str) -> int | None:
+    value = fields.get(f"tokenizer.ggml.{key}")
+    if value is not None and not 0 <= int(value) < size:
+        raise UserError(f"{where}: tokenizer.ggml.{key} {value} is not an id of {size} tokens")
+    return None if value is None else int(value)
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """The text of a ``tokenizer.json``; equal data give equal text."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
