@@ -10,8 +10,8 @@ from jaxllm.config import Config
 def inv_freq(cfg: Config) -> np.ndarray:
     """Angle per token of each pair of head dimensions, ``[C/2]`` float32, in radians.
 
-    Plain frequencies are ``theta ** (-2j / C)``. With scaling, pairs whose wavelength exceeds ``original / low_freq_factor`` turn
-    ``factor`` times slower, those below ``original / high_freq_factor`` are left alone, and those between are blended
+    Plain frequencies are ``theta ** (-2j / C)``. With scaling, pairs whose wavelength exceeds ``original / low_freq_factor``
+    turn ``factor`` times slower, those below ``original / high_freq_factor`` are left alone, and those between are blended
     (Llama 3.1; ``rope_type`` "llama3" in Hugging Face's ``config.json``). Computed in float64 and rounded once.
     """
     freq = cfg.rope_theta ** (-np.arange(0, cfg.head_dim, 2, dtype=np.float64) / cfg.head_dim)
@@ -31,7 +31,10 @@ def angles(cfg: Config, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turns each pair (j, j + C/2) of ``x`` ``[..., T, N, C]`` by its angle, ``[..., T, C/2]``; float32 inside, dtype of x out."""
+    """``x`` ``[..., T, N, C]`` with each pair (j, j + C/2) turned by its angle, ``[..., T, C/2]``.
+
+    Computed in float32 and returned in the dtype of ``x``.
+    """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,201 @@
+"""Text generation: one compiled prefill per length bucket, one compiled loop for all decode steps.
+
+The loop runs until a number of tokens that is an argument, so the same program serves a whole answer and a stream of pieces.
+"""
+
+import functools
+from collections.abc import Collection, Iterator, Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm import cache as kv
+from jaxllm import model
+from jaxllm.config import Config
+from jaxllm.errors import UserError
+from jaxllm.params import Params
+from jaxllm.sampling import GREEDY, Sampler, sample
+
+NO_TOKEN = -1  # fills `Decoding.ids` after a row's last token
+SMALLEST_BUCKET = 16
+
+
+@flax.struct.dataclass
+class Decoding:
+    """B rows of text in the making, up to N new tokens each."""
+
+    cache: kv.KVCache  # every token but the last sampled one
+    ids: jax.Array  # [B, N] int32, sampled so far, a stop id included; NO_TOKEN elsewhere
+    last: jax.Array  # [B] int32, the token to feed next
+    keys: jax.Array  # [B] typed keys; token n of a row is drawn with its key folded with n
+    done: jax.Array  # [B] bool, the row has sampled a stop id
+    step: jax.Array  # int32, tokens sampled by the rows that are not done
+
+
+def bucket(length: int) -> int:
+    """The padded length for ``length`` tokens: a power of two, at least `SMALLEST_BUCKET`."""
+    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "S", "N", "sampler"))
+def prefill(
+    params: Params,
+    cfg: Config,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array,
+    stops: jax.Array,
+    *,
+    S: int,
+    N: int,
+    sampler: Sampler = GREEDY,
+) -> Decoding:
+    """Reads the prompts and samples the first token of each row.
+
+    Args:
+      params: unstacked parameters.
+      tokens: prompts ``[B, T]`` int32, padded on the right with anything.
+      lengths: ``[B]`` int32, real tokens of each row, at least 1.
+      keys: ``[B]`` typed random keys.
+      stops: ``[n]`` int32, ids that end a row.
+      S: room for prompt and answer, at least T.
+      N: most tokens that will be sampled.
+    """
+    B, T = tokens.shape
+    dtype = params["embed_tokens"]["weight"].dtype
+    hidden, cache = model.forward(params, cfg, tokens, lengths=lengths, cache=kv.create(cfg, B, T, dtype))
+    state = Decoding(
+        cache=kv.grow(cache, S),
+        ids=jnp.full((B, N), NO_TOKEN, jnp.int32),
+        last=jnp.zeros((B,), jnp.int32),
+        keys=keys,
+        done=jnp.zeros((B,), bool),
+        step=jnp.zeros((), jnp.int32),
+    )
+    return _choose(params, hidden[jnp.arange(B), lengths - 1], state, stops, sampler)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "sampler"), donate_argnames=("state",))
+def decode(
+    params: Params, cfg: Config, state: Decoding, stops: jax.Array, until: jax.Array, *, sampler: Sampler = GREEDY
+) -> Decoding:
+    """Samples until ``until`` tokens are there or every row is done. ``state`` is donated: use the result instead.
+
+    A row that is done samples nothing more and its cache is left as it is.
+    """
+
+    def unfinished(state: Decoding) -> jax.Array:
+        return (state.step < until) & ~jnp.all(state.done)
+
+    return jax.lax.while_loop(unfinished, lambda state: _step(params, cfg, state, stops, sampler), state)
+
+
+def _step(params: Params, cfg: Config, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
+    lengths = jnp.where(state.done, 0, 1)
+    hidden, cache = model.forward(params, cfg, state.last[:, None], lengths=lengths, cache=state.cache)
+    return _choose(params, hidden[:, 0], state.replace(cache=cache), stops, sampler)
+
+
+def _choose(params: Params, hidden: jax.Array, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
+    """The state with one more token per unfinished row, drawn from the head's view of ``hidden`` [B, D]."""
+    logits = model.logits(params, hidden)
+    with jax.named_scope("sample"):
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.step)
+        token = jnp.where(state.done, NO_TOKEN, sample(logits, keys, sampler))
+    return state.replace(
+        ids=jax.lax.dynamic_update_slice(state.ids, token[:, None], (0, state.step)),
+        last=jnp.where(state.done, state.last, token),
+        done=state.done | jnp.isin(token, stops),
+        step=state.step + 1,
+    )
+
+
+def start(
+    params: Params,
+    cfg: Config,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    stop_ids: Collection[int] = (),
+    sampler: Sampler = GREEDY,
+    seed: int = 0,
+) -> tuple[Decoding, jax.Array]:
+    """Pads prompts to a bucket, runs `prefill`, and returns its state with the array of stop ids.
+
+    Row i draws with the key of ``seed`` folded with i.
+
+    Raises:
+      UserError: no prompt, an empty one, an id outside the vocabulary, or a text longer than the model's positions.
+    """
+    if not prompts or not all(prompts):
+        raise UserError("a prompt needs at least one token")
+    if max_tokens < 1:
+        raise UserError(f"max_tokens must be at least 1, found {max_tokens}")
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    longest = int(lengths.max())
+    if longest + max_tokens > cfg.max_position_embeddings:
+        raise UserError(
+            f"prompt of {longest} tokens and {max_tokens} new ones exceed the model's {cfg.max_position_embeddings} positions"
+        )
+    N = bucket(max_tokens)
+    tokens = np.zeros((len(prompts), bucket(longest)), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    if tokens.min() < 0 or tokens.max() >= cfg.vocab_size:
+        raise UserError(f"prompt holds a token id outside 0..{cfg.vocab_size - 1}")
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
+    stops = jnp.array(sorted(stop_ids), jnp.int32)
+    state = prefill(params, cfg, tokens, lengths, keys, stops, S=bucket(longest + N), N=N, sampler=sampler)
+    return state, stops
+
+
+def generate(
+    params: Params,
+    cfg: Config,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    stop_ids: Collection[int] = (),
+    sampler: Sampler = GREEDY,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continues each prompt by at most ``max_tokens`` ids, up to and including the first stop id.
+
+    What a row samples depends on its prompt, the seed and its index, not on the other rows.
+
+    Raises:
+      UserError: as `start`.
+    """
+    state, stops = start(params, cfg, prompts, max_tokens=max_tokens, stop_ids=stop_ids, sampler=sampler, seed=seed)
+    state = decode(params, cfg, state, stops, max_tokens, sampler=sampler)
+    return [[int(token) for token in row if token != NO_TOKEN] for row in np.asarray(state.ids)]
+
+
+def stream(
+    params: Params,
+    cfg: Config,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    stop_ids: Collection[int] = (),
+    sampler: Sampler = GREEDY,
+    seed: int = 0,
+    every: int = 4,
+) -> Iterator[list[int]]:
+    """The ids of `generate` for one prompt, in pieces of ``every`` tokens as they come; the first piece is one token.
+
+    Raises:
+      UserError: as `start`.
+    """
+    state, stops = start(params, cfg, [prompt], max_tokens=max_tokens, stop_ids=stop_ids, sampler=sampler, seed=seed)
+    shown = 0
+    while True:
+        ids = np.asarray(state.ids[0])
+        step, done = int(state.step), bool(state.done[0])
+        yield [int(token) for token in ids[shown:step] if token != NO_TOKEN]
+        if done or step >= max_tokens:
+            return
+        shown = step
+        state = decode(params, cfg, state, stops, min(step + every, max_tokens), sampler=sampler)
