@@ -76,8 +76,8 @@ def _parse(name: str, command: type[Any], arguments: list[str]) -> Any:
 
 
 def _run(command: commands.Command, verbose: bool) -> int:
-    runtime.prepare(verbose)
     try:
+        runtime.prepare(verbose)
         command.run()
     except UserError as error:
         print(f"jaxllm: {error}", file=sys.stderr)

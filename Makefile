@@ -1,0 +1,51 @@
+# The recipes use one environment, .venv, made from requirements.lock and from nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+MAP ?= maps/smollm2
+
+.DEFAULT_GOAL := help
+.PHONY: help venv map test bench lint lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
+
+venv: .venv/done ## the environment in .venv, from requirements.lock
+
+.venv/done: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "jaxllm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another one: make venv PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make environments: install its venv package (Debian and Ubuntu: python3-venv)." >&2; exit 1; }
+	@echo "Installing into .venv (once; a minute or two) ..."
+	@begin=$$(date +%s); set -e; \
+	$(PYTHON) -m venv --clear .venv; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
+	echo "install $$(( $$(date +%s) - begin )).0 s" | tee .venv/done
+
+map: venv ## what the neurons of SmolLM2 stand for: table, report, and where the time went
+	@$(BIN)/jaxllm map smollm2 --out $(MAP) --control
+	@echo "Before that, once: $$(cat .venv/done)"
+
+test: venv ## every test
+	$(BIN)/python -m pytest
+
+bench: venv ## every benchmark that this machine can run; benchmarks/README.md tells how to read them
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+lint: venv ## style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock: ## requirements.lock anew, from pyproject.toml
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/pip-compile --quiet \
+		--extra dev --all-build-deps --allow-unsafe --strip-extras --generate-hashes --no-emit-options \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file requirements.lock pyproject.toml
+	rm -r .venv-lock
+
+clean: ## removes .venv and what tools left behind, not maps
+	rm -rf .venv .venv-lock build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
