@@ -43,7 +43,7 @@ class Tokenizer:
       size: number of ids, the highest one plus one. The model's head may have more rows.
       bos_id, eos_id, pad_id: begin of text, end of text and padding, or None.
       add_bos: whether `encode` puts ``bos_id`` first unless told otherwise.
-      special_ids: ids that only a chat template (or ``specials=True``) may emit.
+      special_ids, special_names: ids, and their texts, that only a chat template (or ``specials=True``) may emit.
       byte_ids: ids that stand for one byte which is no text alone: fallback pieces ``<0xNN>``, or bytes from 0x80 on.
       used_ids: ids that have a token; the others below ``size`` are holes.
       chat_template: the checkpoint's Jinja template, or None.
@@ -64,6 +64,7 @@ class Tokenizer:
         self.add_bos, self.chat_template = source.add_bos, source.chat_template
         self._special = {token["content"]: token["id"] for token in added if token.get("special")}
         self.special_ids = frozenset(self._special.values())
+        self.special_names = frozenset(self._special)
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -118,17 +119,18 @@ class Tokenizer:
         """
         return self.encode_parts([(text, specials)], bos=bos)
 
-    def encode_parts(self, parts: Iterable[tuple[str, bool]], *, bos: bool | None = False) -> list[int]:
+    def encode_parts(self, parts: Iterable[tuple[str, bool]], *, bos: bool | None = False, start: bool = True) -> list[int]:
         """Ids of one text given in parts, where special tokens count only in the parts marked True.
 
-        The text between two special tokens is encoded as one run, whatever the parts it came in.
+        The text between two special tokens is encoded as one run, whatever the parts it came in. ``start`` says whether a text
+        begins here, which matters to vocabularies that put a space before it.
         """
         ids: list[int] = []
         run: list[str] = []
 
         def flush() -> None:
             if text := "".join(run):
-                ids.extend(self._encode_text(text, first=not ids))
+                ids.extend(self._encode_text(text, first=start and not ids))
             run.clear()
 
         for text, trusted in parts:
