@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxllm import stages
 from jaxllm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -99,19 +100,22 @@ def _smollm2() -> Path:
     with _lock(folder.name):
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=cache_dir()) as temporary:
-                file = _fetch(Path(temporary), **_SMOLLM2)
+                with stages.stage("fetch"):
+                    file = _fetch(Path(temporary), **_SMOLLM2)
                 log.info("converting to %s", folder)
-                convert(GgufCheckpoint(file), folder)
+                with stages.stage("convert"):
+                    convert(GgufCheckpoint(file), folder)
     return folder
 
 
 def _snapshot(model: str) -> Path:
-    import httpx
     import huggingface_hub
+    from huggingface_hub.errors import HTTPError  # of whichever client the hub's library uses
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HF_PATTERNS))
-    except (OSError, ValueError, httpx.HTTPError) as error:
+        with stages.stage("fetch"):
+            return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HF_PATTERNS))
+    except (OSError, ValueError, HTTPError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{model}: could not be downloaded: {reason}\n"

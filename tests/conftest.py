@@ -1,5 +1,7 @@
 """Eight simulated CPU devices for every test, set before the first array exists; and the models that tests share."""
 
+import os
+from collections.abc import Generator
 from pathlib import Path
 
 import jax
@@ -47,3 +49,13 @@ def tiny_folder(tmp_path: Path, tiny_config: Config, tiny_params: params.Params)
     """`tiny_params` as a Hugging Face folder in one file, without a tokenizer."""
     save.save_params(tiny_params, tiny_config, tmp_path / "tiny")
     return tmp_path / "tiny"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI a skipped test is a failure, unless it is marked ``accelerator``."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI") and "accelerator" not in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, which CI does not allow: {report.longrepr}"
+    return report
