@@ -27,6 +27,7 @@ SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 16 << 20  # the 291 tensors of an 8B model take 0.04
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+STORED = {dtype: name for name, dtype in DTYPES.items()}
 _ITEM_BYTES = {
     **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2},
     **{"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
@@ -66,15 +67,20 @@ class FolderCheckpoint(Checkpoint):
         return Tokenizer.load(self.path)
 
     def save_text_files(self, folder: Path) -> None:
-        for name in _TEXT_FILES:
-            if (self.path / name).is_file():
-                shutil.copyfile(self.path / name, folder / name)
+        copy_text_files(self.path, folder)
 
     def _rows(self, name: str, start: int, stop: int) -> np.ndarray:
         info = self.tensors[name]
         row_bytes = info.nbytes // info.shape[0]
         raw = read_bytes(info.file, info.offset + start * row_bytes, (stop - start) * row_bytes)
         return raw.view(info.dtype).reshape(stop - start, *info.shape[1:])
+
+
+def copy_text_files(source: Path, folder: Path) -> None:
+    """Copies the tokenizer's files, the chat template and the generation defaults, as far as there are any."""
+    for name in _TEXT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxllm import params as params_lib
 from jaxllm import sharding
+from jaxllm.checkpoint import OrbaxCheckpoint, is_orbax
 from jaxllm.errors import UserError
 from jaxllm.folder import FolderCheckpoint
 from jaxllm.gguf import GgufCheckpoint
@@ -25,14 +26,14 @@ __all__ = ["Checkpoint", "TensorInfo", "convert", "load_params", "open_checkpoin
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Opens a folder of safetensors or a ``.gguf`` file by reading its headers only.
+    """Opens a folder of safetensors, a ``.gguf`` file or an Orbax folder by reading its headers only.
 
     Raises:
       UserError: no such model, or it is damaged or not a Llama; all faults of a folder are in one message.
     """
     path = Path(path)
     if path.is_dir():
-        return FolderCheckpoint(path)
+        return OrbaxCheckpoint(path) if is_orbax(path) else FolderCheckpoint(path)
     if path.is_file() and path.suffix == ".gguf":
         return GgufCheckpoint(path)
     raise UserError(f"{path}: not a folder of safetensors nor a .gguf file")
@@ -58,6 +59,8 @@ def load_params(
     """
     checkpoint.require_head()
     cfg = checkpoint.config
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.restore(mesh=mesh, dtype=dtype, stacked=stacked)
     places = sharding.shardings(cfg, mesh, stacked=stacked)
     total = len(params_lib.table(cfg, stacked=stacked))
     done = 0

@@ -18,13 +18,11 @@ import numpy as np
 from jaxllm import params as params_lib
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from jaxllm.folder import DTYPES, INDEX, SINGLE
+from jaxllm.folder import INDEX, SINGLE, STORED
 from jaxllm.tensors import Checkpoint, names_and_shapes
 
 MAX_SHARD_BYTES = 5_000_000_000  # as Hugging Face's own writer
 _BLOCK_BYTES = 64 << 20
-
-_STORED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class _Source(NamedTuple):
@@ -139,7 +137,7 @@ def _leaf_rows(place: tuple[Any, int | None], dtype: np.dtype) -> Callable[[int,
 
 def _write_folder(folder: Path, cfg: Config, sources: list[_Source], like: Checkpoint | None, max_shard_bytes: int) -> None:
     kinds = {source.dtype for source in sources}
-    if unknown := kinds - _STORED.keys():
+    if unknown := kinds - STORED.keys():
         raise UserError(f"{folder}: cannot store {unknown.pop()}; choose float32, float16 or bfloat16")
     shards: list[list[_Source]] = [[]]
     for source in sources:
@@ -165,7 +163,7 @@ def _write_safetensors(path: Path, sources: list[_Source]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for source in sources:
-        entry = {"dtype": _STORED[source.dtype], "shape": list(source.shape), "data_offsets": [end, end + source.nbytes]}
+        entry = {"dtype": STORED[source.dtype], "shape": list(source.shape), "data_offsets": [end, end + source.nbytes]}
         header[source.name] = entry
         end += source.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()

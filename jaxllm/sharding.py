@@ -4,11 +4,12 @@ Arrays are placed by `jax.sharding.NamedSharding` on meshes whose axes are all `
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxllm import params
 from jaxllm.config import Config
@@ -52,7 +53,9 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[j
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:need])
 
 
-def spec_for(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh, cfg: Config | None = None) -> PartitionSpec:
+def spec_for(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh, cfg: Config | None = None
+) -> PartitionSpec:
     """How an array with these logical axes is split.
 
     An axis that its mesh axis does not divide is left whole. For ``heads`` and ``kv_heads`` of parameters, whose sizes are
@@ -83,6 +86,20 @@ def shardings(cfg: Config, mesh: Mesh | None, *, stacked: bool = False) -> param
     return params.build(cfg, lambda _, spec: NamedSharding(mesh, spec_for(spec.axes, spec.shape, mesh, cfg)), stacked=stacked)
 
 
+def bytes_per_device(cfg: Config, devices: int, itemsize: int, cached_tokens: int) -> tuple[int, int]:
+    """Memory that the rules put on each device when ``tensor`` has so many: (weights, keys and values of the cached tokens)."""
+    mesh = AbstractMesh((1, 1, devices), AXES)
+
+    def shard(axes: Sequence[str | None], shape: Sequence[int]) -> int:
+        spec = spec_for(axes, shape, mesh, cfg)
+        return math.prod(shape) // math.prod(_mesh_size(axis, mesh) for axis in spec)
+
+    weights = sum(shard(spec.axes, spec.shape) for spec in params.table(cfg, stacked=True).values())
+    width = cfg.num_key_value_heads * cfg.head_dim
+    cache = 2 * shard(("layers", "length", "kv_heads"), (cfg.num_hidden_layers, cached_tokens, width))
+    return weights * itemsize, cache * itemsize
+
+
 def constrain(x: jax.Array, *axes: str | None, mesh: Mesh | None) -> jax.Array:
     """Tells the compiler how an activation is split, by the same rules; without a mesh, ``x`` as it is."""
     if mesh is None:
@@ -90,7 +107,7 @@ def constrain(x: jax.Array, *axes: str | None, mesh: Mesh | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec_for(axes, x.shape, mesh)))
 
 
-def _mesh_axis(axis: str | None, size: int, mesh: Mesh, cfg: Config | None) -> Any:
+def _mesh_axis(axis: str | None, size: int, mesh: Mesh | AbstractMesh, cfg: Config | None) -> Any:
     rule = RULES[axis]
     return rule if rule and _units(axis, size, cfg) % _mesh_size(rule, mesh) == 0 else None
 
@@ -101,7 +118,7 @@ def _units(axis: str | None, size: int, cfg: Config | None) -> int:
     return {"heads": cfg.num_attention_heads, "kv_heads": cfg.num_key_value_heads}.get(axis or "", size)
 
 
-def _mesh_size(rule: str | tuple[str, ...] | None, mesh: Mesh) -> int:
+def _mesh_size(rule: str | tuple[str, ...] | None, mesh: Mesh | AbstractMesh) -> int:
     size = 1
     for name in (rule,) if isinstance(rule, str) else rule or ():
         size *= mesh.shape[name]
