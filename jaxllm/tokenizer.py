@@ -17,16 +17,8 @@ from typing import Any
 import tokenizers
 
 from jaxllm.errors import UserError
-from jaxllm.tokenizer_files import (
-    BYTE_ALPHABET,
-    TokenizerData,
-    added_tokens,
-    model_vocab,
-    read_folder,
-    read_gguf,
-    steps,
-    to_json,
-)
+from jaxllm.tokenizer_files import TokenizerData, read_folder, read_gguf
+from jaxllm.tokenizer_json import BYTE_ALPHABET, added_tokens, model_vocab, steps, to_json
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"  # SentencePiece's

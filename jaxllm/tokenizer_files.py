@@ -7,23 +7,30 @@ rank on each line) and the metadata of a GGUF file. All are untrusted data: size
 import base64
 import binascii
 import dataclasses
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxllm.config import read_json
 from jaxllm.errors import UserError
+from jaxllm.tokenizer_json import (
+    MAX_TOKENS,
+    added_token,
+    added_tokens,
+    bos_template,
+    byte_level,
+    llama_3_split,
+    model_vocab,
+    smollm_split,
+    spell_bytes,
+    steps,
+)
 
 MAX_FILE_BYTES = 1 << 26
-MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 1024
 
 LLAMA_3_TEXT_TOKENS = 128_000
-LLAMA_3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _LLAMA_3_NAMED = {
     0: "begin_of_text",
     1: "end_of_text",
@@ -139,14 +146,15 @@ def read_tiktoken(path: Path) -> TokenizerData:
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise UserError(f"{path}: no token for the byte {missing[0]}")
     special = llama_3_special_tokens()
-    data = _byte_level(
-        {spell_bytes(token): rank for token, rank in ranks.items()},
-        [[spell_bytes(left), spell_bytes(right)] for left, right in _merges(ranks)],
-        [_added(LLAMA_3_TEXT_TOKENS + i, name, special=True) for i, name in enumerate(special)],
-        _llama_3_split(),
+    vocab = {spell_bytes(token): rank for token, rank in ranks.items()}
+    data = byte_level(
+        vocab,
+        _merges(vocab),
+        [added_token(LLAMA_3_TEXT_TOKENS + i, name, special=True) for i, name in enumerate(special)],
+        llama_3_split(),
         ignore_merges=True,
     )
-    data["post_processor"] = _bos_template(special[0], LLAMA_3_TEXT_TOKENS)
+    data["post_processor"] = bos_template(special[0], LLAMA_3_TEXT_TOKENS)
     first = LLAMA_3_TEXT_TOKENS
     return TokenizerData(data, first, first + 1, first + 4, True, _template(path.parent, {}), str(path))
 
@@ -189,16 +197,16 @@ def read_gguf(fields: Mapping[str, Any], where: str = "gguf") -> TokenizerData:
                 f"{where}: tokenizer.ggml.merges has {' '.join(merge)[:80]!r}, which does not join two tokens to one"
             )
     added = [
-        _added(i, token, special=kind != _GGUF_USER or bool(_MARK.fullmatch(token)))
+        added_token(i, token, special=kind != _GGUF_USER or bool(_MARK.fullmatch(token)))
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_GGUF_UNKNOWN, _GGUF_CONTROL, _GGUF_USER)
     ]
     llama_3 = split != "smollm"
-    data = _byte_level(vocab, merges, added, _llama_3_split() if llama_3 else _smollm_split(), ignore_merges=llama_3)
+    data = byte_level(vocab, merges, added, llama_3_split() if llama_3 else smollm_split(), ignore_merges=llama_3)
     bos, eos, pad = (_gguf_id(fields, f"{kind}_token_id", len(tokens), where) for kind in ("bos", "eos", "padding"))
     add_bos = fields.get("tokenizer.ggml.add_bos_token", llama_3)
     if bool(add_bos) and bos is not None:
-        data["post_processor"] = _bos_template(tokens[bos], bos)
+        data["post_processor"] = bos_template(tokens[bos], bos)
     template = fields.get("tokenizer.chat_template")
     return TokenizerData(
         data, bos, eos, pad, bool(add_bos) and bos is not None, None if template is None else _text(template, where), where
@@ -208,116 +216,13 @@ def read_gguf(fields: Mapping[str, Any], where: str = "gguf") -> TokenizerData:
 _GGUF_SPLITS = ("smollm", "llama-bpe")
 
 
-def spell_bytes(token: bytes) -> str:
-    """The token in the byte alphabet of GPT-2, in which every byte is one printable character."""
-    return token.decode("latin-1").translate(BYTE_ALPHABET)
-
-
-def _byte_alphabet() -> dict[int, str]:
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
-
-
-BYTE_ALPHABET = _byte_alphabet()
-"""Byte -> its character in the alphabet of byte-level BPE (printable Latin-1 bytes stand for themselves)."""
-
-
-def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+def _merges(vocab: Mapping[str, int]) -> list[list[str]]:
     """Every way to make each token of two others, in the order of the ranks: what tiktoken's lookup by rank amounts to."""
-    merges: list[tuple[bytes, bytes]] = []
-    for token in ranks:
-        pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
-        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    merges: list[list[str]] = []
+    for token in vocab:
+        pairs = [[token[:i], token[i:]] for i in range(1, len(token)) if token[:i] in vocab and token[i:] in vocab]
+        merges += sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]])) if len(pairs) > 1 else pairs
     return merges
-
-
-def _byte_level(
-    vocab: dict[str, int], merges: list[list[str]], added: list[dict[str, Any]], split: dict[str, Any], *, ignore_merges: bool
-) -> dict[str, Any]:
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": split,
-        "post_processor": None,
-        "decoder": _byte_level_step(use_regex=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": ignore_merges,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
-
-
-def _byte_level_step(*, use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _llama_3_split() -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": LLAMA_3_PATTERN}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level_step(use_regex=False)]}
-
-
-def _smollm_split() -> dict[str, Any]:
-    digits = {"type": "Digits", "individual_digits": True}
-    return {"type": "Sequence", "pretokenizers": [digits, _byte_level_step(use_regex=True)]}
-
-
-def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, **flags, "special": special}
-
-
-def _bos_template(name: str, token_id: int) -> dict[str, Any]:
-    bos = {"SpecialToken": {"id": name, "type_id": 0}}
-    text, second = ({"Sequence": {"id": letter, "type_id": i}} for i, letter in enumerate("AB"))
-    return {
-        "type": "TemplateProcessing",
-        "single": [bos, text],
-        "pair": [bos, text, bos, second],
-        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
-    }
-
-
-def added_tokens(data: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The added tokens of a ``tokenizer.json``, each with an ``id`` and a ``content``. Raises UserError if they are not so."""
-    added = data.get("added_tokens") or []
-    if not isinstance(added, list) or not all(
-        isinstance(token, dict) and isinstance(token.get("content"), str) and token["content"] and _is_id(token.get("id"))
-        for token in added
-    ):
-        raise UserError(f"{where}: added_tokens must be a list of objects with an id under {MAX_TOKENS} and a content")
-    return added
-
-
-def model_vocab(data: Mapping[str, Any], where: str) -> dict[str, int]:
-    """The vocabulary of the BPE model in a ``tokenizer.json``. Raises UserError for any other model or a bad id."""
-    model = data.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
-        raise UserError(f"{where}: the model is not BPE, the only kind that Llama tokenizers use")
-    vocab = model["vocab"]
-    if not all(map(_is_id, vocab.values())) or len(set(vocab.values())) != len(vocab):
-        raise UserError(f"{where}: model.vocab must map tokens to distinct ids under {MAX_TOKENS}")
-    return vocab
-
-
-def steps(step: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a normalizer, pre-tokenizer, post-processor or decoder, one by one, with sequences opened."""
-    if isinstance(step, dict):
-        yield step
-        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
-            for part in step.get(key) or ():
-                yield from steps(part)
 
 
 def _first_of_template(post_processor: Any) -> str | None:
@@ -356,10 +261,6 @@ def _content(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKENS
-
-
 def _list(fields: Mapping[str, Any], key: str, where: str) -> Sequence[Any]:
     value = fields.get(f"tokenizer.ggml.{key}")
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__len__"):
@@ -382,8 +283,3 @@ def _gguf_id(fields: Mapping[str, Any], key: str, size: int, where: str) -> int 
     if value is not None and not 0 <= int(value) < size:
         raise UserError(f"{where}: tokenizer.ggml.{key} {value} is not an id of {size} tokens")
     return None if value is None else int(value)
-
-
-def to_json(data: Mapping[str, Any]) -> str:
-    """The text of a ``tokenizer.json``; equal data give equal text."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
