@@ -19,15 +19,15 @@ _times: ContextVar[dict[str, float] | None] = ContextVar("times", default=None)
 def stage(name: str) -> Iterator[None]:
     """Counts the wall time of the block, in seconds, as stage ``name`` of the collector around it, if there is one.
 
-    Compilation inside the block counts as compilation only: each second belongs to one stage.
+    Stages and compilation inside the block are taken off: each second belongs to one stage.
     """
     times = _times.get()
-    start, compiled = time.perf_counter(), (times or {}).get(COMPILE, 0.0)
+    start, counted = time.perf_counter(), sum((times or {}).values())
     try:
         yield
     finally:
         if times is not None:
-            elapsed = time.perf_counter() - start - (times.get(COMPILE, 0.0) - compiled)
+            elapsed = time.perf_counter() - start - (sum(times.values()) - counted)
             times[name] = times.get(name, 0.0) + elapsed
 
 

@@ -23,8 +23,8 @@ FIRST_PARTY = {*ARROWS, "benchmarks", "tests"}
 MODEL_FREE = {"rewards": {"jaxllm.errors"}, "envs": {"jaxllm.errors"}}
 # What the command line may import when its modules are loaded, so that `jaxllm --help` stays fast.
 CLI_AT_IMPORT = {"jaxllm.cli", "jaxllm.errors", "tyro"}
-# Import name -> name of the distribution, where they differ.
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint"}
+# Import name -> name of the distribution that brings it, where they differ.
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "jaxlib": "jax"}
 
 
 def imports(source: str, module: str) -> Iterator[tuple[str, bool]]:

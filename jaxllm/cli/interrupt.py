@@ -9,8 +9,10 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 EXIT_CODE = 130  # 128 + SIGINT, as a shell reports it
 GRACE_SECONDS = 2.0  # how long native code may keep the main thread after Ctrl-C
@@ -38,6 +40,14 @@ def install() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _handle)
     threading.Thread(target=_watch, args=(reader,), name="interrupt-watcher", daemon=True).start()
+
+
+def leave() -> NoReturn:
+    """End the interrupted process now: the interpreter's own way out would wait for computations still on the device."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_CODE)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

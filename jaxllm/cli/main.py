@@ -19,18 +19,20 @@ EXIT_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: the process's own) and return the exit code; never raises."""
-    if argv is None:
-        interrupt.install()
+    """Run one command line (default: the process's own) and return the exit code; raises only what is a bug."""
     try:
+        if argv is None:
+            interrupt.install()
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _interrupted()
+        code = _interrupted()
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    if code == interrupt.EXIT_CODE and argv is None:
+        interrupt.leave()
     return code
 
 

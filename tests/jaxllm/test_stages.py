@@ -23,6 +23,16 @@ def test_each_second_belongs_to_one_stage():
     assert sum(times.values()) == pytest.approx(whole, abs=0.02)
 
 
+def test_inner_stage_is_taken_off_the_outer():
+    with stages.collect() as times, stages.stage("outer"):
+        time.sleep(0.02)
+        with stages.stage("inner"):
+            time.sleep(0.2)
+    assert list(times) == ["inner", "outer"]
+    assert times["inner"] >= 0.2
+    assert 0.02 <= times["outer"] < 0.1
+
+
 def test_stage_without_collector_and_after_it_counts_nowhere():
     with stages.stage("alone"):
         pass
