@@ -13,20 +13,29 @@ from interp.atlas import NO_TOKEN, Atlas
 
 @dataclasses.dataclass(frozen=True)
 class LayerCount:
-    """Specialised poles of one layer: real rows against the control's."""
+    """How many neurons of one layer have a pole that chance seldom reaches."""
 
     layer: int
-    specialised: int  # neurons with at least one specialised pole
     neurons: int
-    share: float  # of the layer's neurons
-    control_share: float  # of its control rows
+    above_control: int  # ranking score above the 99th percentile of the layer's control rows
+    specialised: int  # `zmax_sigma` and `coherence` both at or above their 99th percentiles
+    above_control_by_chance: float  # share of the control rows
+    specialised_by_chance: float  # share of the control rows
 
 
-def layer_counts(atlas: Atlas) -> list[LayerCount]:
-    """One entry per mapped layer. Raises UserError when the map has no control."""
-    real, chance = rank.specialised(atlas).any(-1), rank.control_specialised(atlas).any(-1)
+def layer_counts(atlas: Atlas, ranking: rank.Ranking | None = None) -> list[LayerCount]:
+    """One entry per mapped layer; the ranking is by specialisation unless given. Raises UserError without a control."""
+    both, chance_both = rank.specialised(atlas).any(-1), rank.control_specialised(atlas).any(-1)
+    above, chance = (rows.any(-1) for rows in (ranking or rank.rank(atlas)).above_control())
     return [
-        LayerCount(layer, int(real[i].sum()), real.shape[1], float(real[i].mean()), float(chance[i].mean()))
+        LayerCount(
+            layer,
+            above.shape[1],
+            int(above[i].sum()),
+            int(both[i].sum()),
+            float(chance[i].mean()),
+            float(chance_both[i].mean()),
+        )
         for i, layer in enumerate(atlas.layers)
     ]
 
