@@ -1,6 +1,6 @@
 """Every command by its name. A module is listed here once; its ``COMMANDS`` says what it offers.
 
-A command is a frozen dataclass: its fields become arguments, the comment beside each field the help, and the first line of
+A command is a frozen dataclass: its fields become arguments, the text below each field the help, and the first line of
 the docstring the line in ``jaxllm --help``. ``run`` does the work and imports what it needs inside, so that the listing
 stays fast. The modules themselves import nothing heavier than the standard library and ``tyro``.
 """

@@ -1,0 +1,79 @@
+"""Every command of the README and of the other pages is tried."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jaxllm import cli
+from jaxllm.cli import runtime
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LAYER = "25"  # the one layer that the tour maps here; the neuron that it shows is in it
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of the page's shell blocks, without remarks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+TOUR = [command for page in PAGES for command in commands(page) if command.startswith("jaxllm ")]
+OTHERS = [command for page in PAGES for command in commands(page) if not command.startswith("jaxllm ")]
+
+
+@pytest.fixture(scope="module")
+def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with maps/smollm2 in it, as `make map` leaves it, but of one layer."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(runtime, "prepare", lambda verbose: None)
+        assert cli.main(["map", "smollm2", "--out", "maps/smollm2", "--control", "--layers", LAYER]) == 0
+    return folder
+
+
+def test_the_pages_have_commands():
+    assert len(TOUR) >= 8
+    used = {shlex.split(command)[1] for command in TOUR}
+    assert used == {"map", "find", "show", "generate", "info", "convert"}
+    assert {"make map", "make test"} <= set(OTHERS)
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(TOUR))
+def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "map":
+        arguments = [word for word in arguments if not word.startswith("0:")]
+        arguments += [LAYER] if arguments[-1] == "--layers" else ["--layers", LAYER]
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(runtime, "prepare", lambda verbose: None)
+    assert cli.main(arguments) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(OTHERS))
+def test_other_commands_exist(command: str):
+    words = shlex.split(command)
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        for target in (word for word in words[1:] if "=" not in word):
+            assert re.search(rf"^{target}: .*## ", makefile, re.M)
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file()
+    else:
+        assert words[:2] == ["pip", "install"], f"nobody tries {command}"
+
+
+def test_make_map_is_the_map_of_the_tour():
+    assert "jaxllm map smollm2 --out $(MAP) --control" in (ROOT / "Makefile").read_text()
+    assert "MAP ?= maps/smollm2" in (ROOT / "Makefile").read_text()
+    assert "jaxllm map smollm2 --out maps/smollm2 --control" in TOUR
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
