@@ -90,7 +90,10 @@ def encode_chat(
     """
     options = {"date": date, "variables": variables, "add_generation_prompt": add_generation_prompt}
     parts = _render_parts(tokenizer, template, messages, tools=tools, **options)
-    return tokenizer.encode_parts(parts, bos=tokenizer.add_bos)
+    ids = tokenizer.encode_parts(parts, bos=tokenizer.add_bos)
+    while tokenizer.add_bos and ids[:2] == [tokenizer.bos_id] * 2:
+        del ids[0]
+    return ids
 
 
 def encode_next(

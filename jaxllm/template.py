@@ -21,7 +21,7 @@ from jaxllm.errors import UserError
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_TEXT_CHARS = 1 << 24  # of the output, and of any value on the way
-MAX_STEPS = 1 << 20  # loop rounds, calls and parts of values, each time they are looked at
+MAX_STEPS = 1 << 21  # loop rounds, calls and parts of values, each time they are looked at
 MAX_SECONDS = 10.0
 
 _STR_METHODS = """
@@ -36,7 +36,7 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (int | float | None, frozenset()),  # type: ignore[arg-type]
 )
 _FILTERS = """
-    abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max
+    abs capitalize d default dictsort e escape first float groupby int items last list lower map max
     min reject rejectattr reverse round safe select selectattr sort string sum title trim unique upper
 """
 
@@ -311,9 +311,14 @@ def _environment() -> _Environment:
     own = {"join": _join, "replace": _replace, "indent": _indent, "tojson": _tojson}
     measuring = {"loop_": _loop, "concat_": _concat, "measured_": _measured}
     env.filters = {name: _guarded(function) for name, function in {**standard, **own}.items()}
+    env.filters.update({name: jinja2.pass_context(_length) for name in ("count", "length")})
     env.filters.update({name: jinja2.pass_context(_drop_context(function)) for name, function in measuring.items()})
     env.globals = {"namespace": env.globals["namespace"], "dict": dict, "range": _range, "raise_exception": _raise_exception}
     return env
+
+
+def _length(context: Any, value: Any) -> int:
+    return len(value)
 
 
 def _drop_context(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
