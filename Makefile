@@ -22,7 +22,7 @@ venv: .venv/done ## the environment in .venv, from requirements.lock
 	$(PYTHON) -m venv --clear .venv; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
-	echo "install $$(( $$(date +%s) - begin )).0 s" | tee .venv/done
+	echo "install $$(( $$(date +%s) - begin )) s" | tee .venv/done
 
 map: venv ## what the neurons of SmolLM2 stand for: table, report, and where the time went
 	@$(BIN)/jaxllm map smollm2 --out $(MAP) --control

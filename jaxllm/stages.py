@@ -38,9 +38,9 @@ def collect() -> Iterator[dict[str, float]]:
 
     times: dict[str, float] = {}
 
-    def listen(event: str, seconds: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event in _COMPILE_EVENTS:
-            times[COMPILE] = times.get(COMPILE, 0.0) + seconds
+            times[COMPILE] = times.get(COMPILE, 0.0) + duration_secs
 
     token = _times.set(times)
     jax.monitoring.register_event_duration_secs_listener(listen)
