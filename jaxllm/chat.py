@@ -180,9 +180,7 @@ def _render_parts(
             continue
         if parts is not None and "".join(text for text, _ in parts) == plain:
             return parts
-    strings: list[str] = []
-    _map_strings([messages, tools], lambda text: strings.append(text) or text)
-    joined = "".join(strings)
+    joined = "".join(_strings([messages, tools]))
     if any(name in joined for name in tokenizer.special_names):
         raise UserError("chat template: it rewrites the messages, and one of them spells a special token; remove that text")
     return [(plain, True)]
@@ -198,6 +196,15 @@ def _map_strings(value: Any, function: Callable[[str], str], keys: set[str] | No
             for key, item in value.items()
         }
     return [_map_strings(item, function, keys) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in the value that is not a key."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(item)
 
 
 def _split(text: str, opening: str, closing: str) -> list[tuple[str, bool]] | None:

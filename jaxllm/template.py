@@ -29,11 +29,11 @@ _STR_METHODS = """
     partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
     strip title upper
 """
-_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
-    (str, frozenset(_STR_METHODS.split())),
-    (Mapping, frozenset({"get", "items", "keys", "values"})),
-    (list | tuple, frozenset({"count", "index"})),  # type: ignore[arg-type]
-    (int | float | None, frozenset()),  # type: ignore[arg-type]
+_METHODS: tuple[tuple[tuple[type, ...], frozenset[str]], ...] = (
+    ((str,), frozenset(_STR_METHODS.split())),
+    ((Mapping,), frozenset({"get", "items", "keys", "values"})),
+    ((list, tuple), frozenset({"count", "index"})),
+    ((int, float, type(None)), frozenset()),
 )
 _FILTERS = """
     abs capitalize d default dictsort e escape first float groupby int items last list lower map max
@@ -232,8 +232,8 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        for kind, allowed in _METHODS:
-            if obj is None or isinstance(obj, kind):
+        for kinds, allowed in _METHODS:
+            if isinstance(obj, kinds):
                 return attr in allowed
         return super().is_safe_attribute(obj, attr, value)
 
@@ -243,7 +243,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and __obj.__name__ == "replace":
             return _replace(owner, *args)
         if isinstance(owner, str) and __obj.__name__ == "join":
-            return _join(*args, separator=owner)
+            return _join(args[0], owner)
         result = super().call(__context, __obj, *args, **kwargs)
         return _measured(result) if isinstance(result, str | list | tuple | dict) else result
 
