@@ -67,3 +67,11 @@ def test_every_dependency_says_why():
     start = lines.index("dependencies = [") + 1
     for line in lines[start : lines.index("]", start)]:
         assert "# " in line, f"no reason beside {line.strip()}"
+
+
+def test_every_file_of_a_package_is_installed():
+    patterns = ["*.py", *PROJECT["tool"]["setuptools"]["package-data"]["*"]]
+    for package in ("jaxllm", "interp", "rewards", "rl", "envs"):
+        files = [file for file in (ROOT / package).rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        assert files
+        assert [file for file in files if not any(file.match(pattern) for pattern in patterns)] == []
