@@ -186,7 +186,7 @@ def neighbours(
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses of this module as JSON values; bytes become hexadecimal, so that nothing is lost."""
+    """Dataclasses of this module as JSON values: bytes become hexadecimal, so that nothing is lost, and NaN becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             ("bytes" if field.name == "data" else field.name): as_json(getattr(value, field.name))
@@ -194,6 +194,8 @@ def as_json(value: Any) -> Any:
         }
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
     return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -72,7 +72,8 @@ def read_layer(checkpoint: Checkpoint, layer: int, site: Site) -> Layer:
         dots += np.einsum("df,fd->f", block, up[:, start : start + len(block)].astype(np.float32))
     norms = {name: np.sqrt(values) for name, values in squares.items()}
     lengths = norms["up"] * norms["down"]
-    read_write = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0)
+    with np.errstate(invalid="ignore"):
+        read_write = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0)
     rows = up if site == "up" else gate if site == "gate" else down
     assert rows is not None
     return Layer(layer, rows, norms["up"], norms["gate"], norms["down"], read_write, digest.hexdigest())
