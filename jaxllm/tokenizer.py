@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,12 @@ class Tokenizer:
         Raises:
           UserError: no tokenizer there, a damaged file, or a kind that is not byte-level or SentencePiece-style BPE.
         """
-        return cls(read_folder(Path(folder)))
+        return _guarded(lambda: cls(read_folder(Path(folder))), str(folder))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any], *, where: str = "gguf") -> "Tokenizer":
         """Reads the ``tokenizer.*`` metadata of a GGUF file (key -> plain value). See `tokenizer_files.read_gguf`."""
-        return cls(read_gguf(fields, where))
+        return _guarded(lambda: cls(read_gguf(fields, where)), where)
 
     def encode(self, text: str, *, bos: bool | None = None, specials: bool = False) -> list[int]:
         """Token ids of a text. Characters with bytes for which a vocabulary has no token (a few in SmolLM2's) are left out.
@@ -274,6 +274,14 @@ def _byte_level_bytes(piece: str) -> bytes:
 def _sentencepiece_bytes(piece: str) -> bytes:
     match = _FALLBACK.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match else piece.replace(_SPACE_MARK, " ").encode("utf-8")
+
+
+def _guarded(read: Callable[[], Tokenizer], where: str) -> Tokenizer:
+    """The result of ``read``; a value of an unexpected type somewhere in the file becomes a UserError."""
+    try:
+        return read()
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{where}: the tokenizer is damaged: {type(error).__name__}: {error}") from None
 
 
 def _without_prefix(data: dict[str, Any]) -> dict[str, Any]:

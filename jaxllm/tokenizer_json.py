@@ -31,6 +31,7 @@ BYTE_ALPHABET = _byte_alphabet()
 def byte_level(
     vocab: dict[str, int], merges: list[list[str]], added: list[dict[str, Any]], split: dict[str, Any], *, ignore_merges: bool
 ) -> dict[str, Any]:
+    """A byte-level BPE tokenizer; ``split`` is its pre-tokenizer, ``ignore_merges`` looks whole words up first."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -60,21 +61,25 @@ def _byte_level_step(*, use_regex: bool) -> dict[str, Any]:
 
 
 def llama_3_split() -> dict[str, Any]:
+    """Words by Llama 3's pattern, then the byte alphabet."""
     split = {"type": "Split", "pattern": {"Regex": LLAMA_3_PATTERN}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _byte_level_step(use_regex=False)]}
 
 
 def smollm_split() -> dict[str, Any]:
+    """Each digit alone, then the words of GPT-2, then the byte alphabet."""
     digits = {"type": "Digits", "individual_digits": True}
     return {"type": "Sequence", "pretokenizers": [digits, _byte_level_step(use_regex=True)]}
 
 
 def added_token(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
+    """One entry of ``added_tokens``."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token_id, "content": content, **flags, "special": special}
 
 
 def bos_template(name: str, token_id: int) -> dict[str, Any]:
+    """The post-processor that puts a begin-of-text token before a text."""
     bos = {"SpecialToken": {"id": name, "type_id": 0}}
     text, second = ({"Sequence": {"id": letter, "type_id": i}} for i, letter in enumerate("AB"))
     return {

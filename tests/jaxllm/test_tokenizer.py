@@ -7,6 +7,7 @@ reads Meta's file in its own way.
 import base64
 import concurrent.futures
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,33 @@ WORD = byte_level({"a": 0, "b": 1, "ab": 2, "<s>": 3}, ["a b"], [added(3, "<s>")
 def test_a_damaged_tokenizer_json_is_refused(tmp_path: Path, data: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Tokenizer.load(write(tmp_path, data))
+
+
+def test_mutated_files_end_in_a_clean_error_or_a_tokenizer(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    tiny = write_sentencepiece(tmp_path)
+    files = {name: json.loads((tiny / name).read_text()) for name in ("tokenizer.json", "tokenizer_config.json")}
+    odd = [None, True, -1, 1 << 70, 0.5, "", "x", "\ud800", [], [[]], {}, {"type": "Sequence"}, {"content": 3}]
+    loaded = 0
+    for _ in range(400):
+        name = rng.choice(sorted(files))
+        data = json.loads(json.dumps(files[name]))
+        node: Any = data
+        while True:  # down to a random place
+            key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if not node[key] or not isinstance(node[key], dict | list) or rng.random() < 0.4:
+                break
+            node = node[key]
+        node[key] = rng.choice(odd)
+        (tiny / name).write_text(json.dumps(data))
+        try:
+            tok = Tokenizer.load(tiny)
+            tok.decode(tok.encode("dog <s>", bos=False))
+            loaded += 1
+        except UserError:
+            pass
+        (tiny / name).write_text(json.dumps(files[name]))
+    assert 0 < loaded < 400
 
 
 def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
