@@ -1,1 +1,29 @@
-"""Reads the neurons of a language model: which words each one stands for, and how to steer by them."""
+"""Reads the neurons of a language model: which words each one stands for, and how to steer by them.
+
+atlas = map_model(open_checkpoint(folder), "maps/mine")      # or Atlas("maps/mine"), when it is there already
+rank(atlas).top(20)                                          # the most specialised neurons
+find(atlas, parse_query(" dog", atlas.tokens.data, atlas.tokens.group).ids)
+show(atlas, 12, 345)
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interp.atlas import Atlas
+    from interp.query import find, neighbours, show
+    from interp.rank import rank
+    from interp.run import Control, Settings, map_model
+    from interp.tokens import parse_query
+
+__all__ = ["Atlas", "Control", "Settings", "find", "map_model", "neighbours", "parse_query", "rank", "show"]
+
+_HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "rank"}
+_HOMES |= dict.fromkeys(("find", "neighbours", "show"), "query") | dict.fromkeys(("Control", "Settings", "map_model"), "run")
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is first used: searching a map needs no JAX."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

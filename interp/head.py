@@ -2,11 +2,14 @@
 
 import dataclasses
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxllm.errors import UserError
-from jaxllm.load import Checkpoint
+
+if TYPE_CHECKING:
+    from jaxllm.tensors import Checkpoint
 
 BLOCK_BYTES = 32 << 20
 FINAL_NORM = "model.norm.weight"
@@ -30,7 +33,7 @@ class Head:
         return np.flatnonzero(~np.isfinite(self.length))
 
 
-def read_head(checkpoint: Checkpoint, *, mask_nonfinite: bool = False) -> Head:
+def read_head(checkpoint: "Checkpoint", *, mask_nonfinite: bool = False) -> Head:
     """Reads head and final norm.
 
     Raises:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from interp.atlas import FLAGS, NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, At
 from interp.rank import RANKINGS, rank
 from interp.rows import BLOCK_BYTES, tensor_name
 from jaxllm.errors import UserError
-from jaxllm.load import Checkpoint
+
+if TYPE_CHECKING:
+    from jaxllm.tensors import Checkpoint
 
 POLES = ("+", "-")
 LABEL_TOKENS = 10
@@ -154,7 +156,7 @@ def show(atlas: Atlas, layer: int, neuron: int) -> Neuron:
 
 
 def neighbours(
-    atlas: Atlas, checkpoint: Checkpoint, layer: int, neuron: int, *, pole: str = "+", count: int = 8
+    atlas: Atlas, checkpoint: "Checkpoint", layer: int, neuron: int, *, pole: str = "+", count: int = 8
 ) -> list[Neighbour]:
     """The mapped neurons with the largest absolute cosine to this one's row, read from the model block by block.
 
@@ -210,7 +212,7 @@ def _standing(atlas: Atlas, name: str, position: int, neuron: int, pole: int, *,
     return Standing(float(value), 100 * float((values < value).mean()), against)
 
 
-def _read_rows(checkpoint: Checkpoint, layer: int, site: Any, start: int, stop: int) -> np.ndarray:
+def _read_rows(checkpoint: "Checkpoint", layer: int, site: Any, start: int, stop: int) -> np.ndarray:
     rows, name = slice(start, stop), tensor_name(layer, site)
     if site == "down":
         return np.ascontiguousarray(checkpoint.read(name, (slice(None), rows)).T, np.float32)

@@ -6,12 +6,14 @@ Reads ``up_proj``, ``gate_proj`` and ``down_proj`` and nothing else of a layer; 
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from jaxllm.errors import UserError
-from jaxllm.load import Checkpoint
+
+if TYPE_CHECKING:
+    from jaxllm.tensors import Checkpoint
 
 Site = Literal["up", "gate", "down"]
 Norm = Literal["rms", "final", "none"]
@@ -44,7 +46,7 @@ def tensor_name(layer: int, site: Site) -> str:
     return f"model.layers.{layer}.mlp.{site}_proj.weight"
 
 
-def read_layer(checkpoint: Checkpoint, layer: int, site: Site) -> Layer:
+def read_layer(checkpoint: "Checkpoint", layer: int, site: Site) -> Layer:
     """Reads one layer. Raises UserError when the checkpoint lacks one of the three tensors or ends early."""
     F, D = checkpoint.tensors[tensor_name(layer, "up")].shape
     digest = hashlib.sha256()
@@ -143,7 +145,7 @@ def control_rows(rows: np.ndarray, usable: np.ndarray, count: int, kind: str, se
     return ((out - np.outer(mixed, mean)) / np.sqrt(F - 1) + mean).astype(np.float32)
 
 
-def _blocks(checkpoint: Checkpoint, name: str) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(checkpoint: "Checkpoint", name: str) -> Iterator[tuple[int, np.ndarray]]:
     n, width = checkpoint.tensors[name].shape
     for start in range(0, n, step := max(1, BLOCK_BYTES // (4 * width))):
         yield start, checkpoint.read(name, (slice(start, min(start + step, n)),))

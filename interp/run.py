@@ -20,15 +20,15 @@ import numpy as np
 from interp import head as head_lib
 from interp import rows as rows_lib
 from interp.atlas import AMBIGUOUS, DEGENERATE, DUPLICATE, FLAGS, NO_TOKEN, NONFINITE, Atlas, AtlasWriter, Tokens, sha256
-from interp.decode import Decoded, decode
+from interp.decode import COHERENCE_K, Decoded, decode
 from interp.rows import Layer, Norm, Site
 from interp.tokens import Masks
 from interp.vocabulary import describe, prepare
 from jaxllm.errors import UserError
 from jaxllm.load import Checkpoint
 
-COHERENCE_K = 10  # `coherence` is taken over the top ten, so at least ten are decoded
-ROWS_PER_CALL = 4096  # between two reports of progress
+ROWS_PER_CALL = {"cpu": 512}  # rows of one call to the kernel, by platform; also the step of the progress
+DEFAULT_ROWS_PER_CALL = 4096
 CONTROL_ROWS = 1024  # per layer; the 99th percentile of 2048 poles leaves twenty above it
 AGREEMENT_ROWS = 1024  # compared with float32
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}  # half a unit in the last place
@@ -182,6 +182,7 @@ class _Run:
         self.vocabulary = prepare(head, tokens, score=settings.score, dtype=settings.dtype, mesh=mesh)
         same_row = tokens.same_row
         self.repeated = np.bincount(same_row[tokens.allowed], minlength=len(same_row))[same_row] > 1
+        self.rows_per_call = ROWS_PER_CALL.get(jax.default_backend(), DEFAULT_ROWS_PER_CALL)
         self.done = self.total = 0
 
     def map_layers(self, writer: AtlasWriter, layers: Sequence[int], control: Control | None) -> None:
@@ -209,22 +210,36 @@ class _Run:
 
     def decode(self, rows: np.ndarray, length: np.ndarray, layer: int) -> dict[str, np.ndarray]:
         """The pole columns of a layer file for ``rows [N, D]`` of the given lengths ``[N]``."""
-        parts = []
-        for start in range(0, len(rows), ROWS_PER_CALL):
-            part = slice(start, min(start + ROWS_PER_CALL, len(rows)))
-            parts.append(self._decode_part(rows[part], length[part], layer))
-            self.done += part.stop - part.start
-            if self.progress is not None:
-                self.progress(Progress(self.done, self.total, layer))
+        parts, waiting = [], None
+        for start in range(0, len(rows), self.rows_per_call):
+            part = slice(start, min(start + self.rows_per_call, len(rows)))
+            launched = self._launch(rows[part], length[part], layer, padded=len(rows) > self.rows_per_call)
+            if waiting is not None:
+                parts.append(self._collect(*waiting, layer))
+            waiting = launched
+        if waiting is not None:
+            parts.append(self._collect(*waiting, layer))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _decode_part(self, rows: np.ndarray, length: np.ndarray, layer: int) -> dict[str, np.ndarray]:
+    def _launch(
+        self, rows: np.ndarray, length: np.ndarray, layer: int, *, padded: bool
+    ) -> tuple[Decoded, np.ndarray, np.ndarray]:
+        """Starts the decode of a few rows, without waiting for it: the arrays, flags [n] and lengths of directions [n]."""
         nonfinite, zero = ~np.isfinite(length), length == 0
         rows = np.where((nonfinite | zero)[:, None], rows.dtype.type(0), rows)
         w = directions(self.checkpoint, self.head, self.settings, rows, layer)
-        decoded = jax.tree.map(np.asarray, decode(w, self.vocabulary, k=min(max(self.k, COHERENCE_K), self.allowed)))
         flags = np.where(nonfinite, NONFINITE, 0) | np.where(zero, DEGENERATE, 0)
-        return self._columns(decoded, flags.astype(np.uint8), np.linalg.norm(w, axis=1))
+        lengths = np.linalg.norm(w, axis=1)
+        if padded:  # one shape, one compilation
+            w = np.concatenate([w, np.zeros((self.rows_per_call - len(w), w.shape[1]), np.float32)])
+        return decode(w, self.vocabulary, k=min(max(self.k, COHERENCE_K), self.allowed)), flags.astype(np.uint8), lengths
+
+    def _collect(self, decoded: Decoded, flags: np.ndarray, lengths: np.ndarray, layer: int) -> dict[str, np.ndarray]:
+        columns = self._columns(jax.tree.map(lambda x: np.array(x)[: len(flags)], decoded), flags, lengths)
+        self.done += len(flags)
+        if self.progress is not None:
+            self.progress(Progress(self.done, self.total, layer))
+        return columns
 
     def _columns(self, decoded: Decoded, flags: np.ndarray, length: np.ndarray) -> dict[str, np.ndarray]:
         ids, logits = decoded.ids, decoded.logits
