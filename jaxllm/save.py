@@ -25,7 +25,7 @@ MAX_SHARD_BYTES = 5_000_000_000  # as Hugging Face's own writer
 _BLOCK_BYTES = 64 << 20
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
     """One tensor to be written."""
 
     name: str
@@ -65,12 +65,10 @@ def save_params(
         wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))[0]
         raise UserError(f"{folder}: {wrong} has shape {found.get(wrong)} in the tree; the config implies {expected.get(wrong)}")
     sources = [
-        _Source(
-            name, shape, np.dtype(dtype or leaves[name][1]), _leaf_rows(leaves[name][2], np.dtype(dtype or leaves[name][1]))
-        )
+        Source(name, shape, np.dtype(dtype or leaves[name][1]), _leaf_rows(leaves[name][2], np.dtype(dtype or leaves[name][1])))
         for name, shape in expected.items()
     ]
-    _write_folder(folder, cfg, sources, like, max_shard_bytes)
+    write_folder(folder, cfg, sources, like, max_shard_bytes)
 
 
 def convert(checkpoint: Checkpoint, folder: Path, *, dtype: Any = None, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
@@ -82,13 +80,13 @@ def convert(checkpoint: Checkpoint, folder: Path, *, dtype: Any = None, max_shar
       UserError: as `save_params`.
     """
 
-    def source(name: str, shape: tuple[int, ...]) -> _Source:
+    def source(name: str, shape: tuple[int, ...]) -> Source:
         kind = np.dtype(dtype or checkpoint.tensors[name].dtype)
-        return _Source(name, shape, kind, lambda start, stop: checkpoint.read(name, (slice(start, stop),), dtype=kind))
+        return Source(name, shape, kind, lambda start, stop: checkpoint.read(name, (slice(start, stop),), dtype=kind))
 
     checkpoint.require_head()
     sources = [source(name, shape) for name, shape in names_and_shapes(checkpoint.config).items()]
-    _write_folder(folder, checkpoint.config, sources, checkpoint, max_shard_bytes)
+    write_folder(folder, checkpoint.config, sources, checkpoint, max_shard_bytes)
 
 
 @contextlib.contextmanager
@@ -135,11 +133,12 @@ def _leaf_rows(place: tuple[Any, int | None], dtype: np.dtype) -> Callable[[int,
     return rows
 
 
-def _write_folder(folder: Path, cfg: Config, sources: list[_Source], like: Checkpoint | None, max_shard_bytes: int) -> None:
+def write_folder(folder: Path, cfg: Config, sources: list[Source], like: Checkpoint | None, max_shard_bytes: int) -> None:
+    """Writes tensors from anywhere as a Hugging Face folder; `save_params` and `convert` say what may go wrong."""
     kinds = {source.dtype for source in sources}
     if unknown := kinds - STORED.keys():
         raise UserError(f"{folder}: cannot store {unknown.pop()}; choose float32, float16 or bfloat16")
-    shards: list[list[_Source]] = [[]]
+    shards: list[list[Source]] = [[]]
     for source in sources:
         if shards[-1] and sum(s.nbytes for s in shards[-1]) + source.nbytes > max_shard_bytes:
             shards.append([])
@@ -158,7 +157,7 @@ def _write_folder(folder: Path, cfg: Config, sources: list[_Source], like: Check
             like.save_text_files(partial)
 
 
-def _write_safetensors(path: Path, sources: list[_Source]) -> None:
+def _write_safetensors(path: Path, sources: list[Source]) -> None:
     sources = sorted(sources, key=lambda source: -source.dtype.itemsize)  # every tensor stays aligned to its element
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
