@@ -1,5 +1,7 @@
 """Keys and values of the tokens seen so far, preallocated, one pair of arrays per layer."""
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -40,7 +42,7 @@ def grow(cache: KVCache, S: int) -> KVCache:
     """The same content with room for S tokens a row, S at least the present size."""
     extra = ((0, 0), (0, S - cache.size), (0, 0), (0, 0))
     k, v = (tuple(jnp.pad(x, extra) for x in side) for side in (cache.k, cache.v))
-    return cache.replace(k=k, v=v)
+    return dataclasses.replace(cache, k=k, v=v)
 
 
 def slots(cache: KVCache, positions: jax.Array, real: jax.Array) -> jax.Array:

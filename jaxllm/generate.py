@@ -3,6 +3,7 @@
 The loop runs until a number of tokens that is an argument, so the same program serves a whole answer and a stream of pieces.
 """
 
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Sequence
 
@@ -95,7 +96,7 @@ def decode(
 def _step(params: Params, cfg: Config, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
     lengths = jnp.where(state.done, 0, 1)
     hidden, cache = model.forward(params, cfg, state.last[:, None], lengths=lengths, cache=state.cache)
-    return _choose(params, hidden[:, 0], state.replace(cache=cache), stops, sampler)
+    return _choose(params, hidden[:, 0], dataclasses.replace(state, cache=cache), stops, sampler)
 
 
 def _choose(params: Params, hidden: jax.Array, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
@@ -104,7 +105,8 @@ def _choose(params: Params, hidden: jax.Array, state: Decoding, stops: jax.Array
     with jax.named_scope("sample"):
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.step)
         token = jnp.where(state.done, NO_TOKEN, sample(logits, keys, sampler))
-    return state.replace(
+    return dataclasses.replace(
+        state,
         ids=jax.lax.dynamic_update_slice(state.ids, token[:, None], (0, state.step)),
         last=jnp.where(state.done, state.last, token),
         done=state.done | jnp.isin(token, stops),

@@ -5,21 +5,54 @@ function takes the parameters as a plain nested dict and merges them with this s
 call costs the host no more than flattening a dict.
 """
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxllm import cache as kv
 from jaxllm import params as tree
 from jaxllm import rope
 from jaxllm.config import Config
 from jaxllm.params import Params
+from jaxllm.sharding import constrain
 
-Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, each [B, T, C/2] float32
 KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, S, K, C]
+
+FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What all layers share in one call."""
+
+    rotation: tuple[jax.Array, jax.Array]  # cosines and sines, each [B, T, C/2] float32 (B may be 1)
+    mask: jax.Array  # [B, 1, T, S] bool, the keys that each query may read (B may be 1)
+    at: jax.Array | None  # [B, T] int32, the slots of the cache to write; None without a cache
+    mesh: Mesh | None  # splits the activations; None on one device
+
+
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """``x`` [..., I] times the transpose of ``weight`` [O, I], ``[..., O]``, accumulated in and returned as float32.
+
+    XLA on CPU is slow at small products with the weights on the right and, in bfloat16, at a single row: there the weights go
+    on the left, and a single row is doubled.
+    """
+    rows = math.prod(x.shape[:-1])
+    if jax.default_backend() != "cpu" or rows > FEW_ROWS or (rows == 1 and weight.dtype == jnp.float32):
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+    flat = x.reshape(rows, -1)
+    if rows == 1:
+        flat = jnp.concatenate([flat, flat])
+    columns = jnp.einsum("oi,bi->ob", weight, flat, preferred_element_type=jnp.float32)
+    # Without the barrier the compiler turns the product around again.
+    return jax.lax.optimization_barrier(columns).T[:rows].reshape(*x.shape[:-1], -1)
 
 
 class Linear(nnx.Module):
@@ -29,7 +62,7 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((out_features, in_features)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.einsum("...i,oi->...o", x, self.weight[...])
+        return project(x, self.weight[...]).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -56,20 +89,20 @@ class Attention(nnx.Module):
         self.v_proj = Linear(K * C, D)
         self.o_proj = Linear(D, H * C)
 
-    def __call__(
-        self, x: jax.Array, rotation: Rotation, mask: jax.Array, held: KeysValues | None, at: jax.Array | None
-    ) -> tuple[jax.Array, KeysValues | None]:
+    def __call__(self, x: jax.Array, ctx: Context, held: KeysValues | None) -> tuple[jax.Array, KeysValues | None]:
         B, T, _ = x.shape
         C = self.cfg.head_dim
+        split = functools.partial(constrain, mesh=ctx.mesh)
         with jax.named_scope("qkv"):
-            q = rope.rotate(self.q_proj(x).reshape(B, T, -1, C), *rotation)
-            k = rope.rotate(self.k_proj(x).reshape(B, T, -1, C), *rotation)
-            v = self.v_proj(x).reshape(B, T, -1, C)
-        if held is not None:
+            q = split(self.q_proj(x).reshape(B, T, -1, C), "batch", "length", "heads", None)
+            k = split(self.k_proj(x).reshape(B, T, -1, C), "batch", "length", "kv_heads", None)
+            v = split(self.v_proj(x).reshape(B, T, -1, C), "batch", "length", "kv_heads", None)
+            q, k = rope.rotate(q, *ctx.rotation), rope.rotate(k, *ctx.rotation)
+        if held is not None and ctx.at is not None:
             with jax.named_scope("cache"):
-                held = k, v = kv.write(held[0], k, at), kv.write(held[1], v, at)
+                held = k, v = kv.write(held[0], k, ctx.at), kv.write(held[1], v, ctx.at)
         with jax.named_scope("attend"):
-            out = _attend_one(q, k, v, mask) if T == 1 else _attend(q, k, v, mask)
+            out = split((_attend_one if T == 1 else _attend)(q, k, v, ctx.mask), "batch", "length", "heads", None)
         with jax.named_scope("o_proj"):
             return self.o_proj(out.reshape(B, T, -1)), held
 
@@ -83,8 +116,9 @@ class MLP(nnx.Module):
         self.up_proj = Linear(F, D)
         self.down_proj = Linear(D, F)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        hidden = jax.nn.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(constrain(hidden, "batch", "length", "mlp", mesh=ctx.mesh))
 
 
 class Block(nnx.Module):
@@ -96,20 +130,14 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rotation: Rotation,
-        mask: jax.Array,
-        held: KeysValues | None = None,
-        at: jax.Array | None = None,
-    ) -> tuple[jax.Array, KeysValues | None]:
-        """Residual stream [B, T, D] in and out; ``held`` is this layer's part of the cache and ``at`` the slots to write."""
+    def __call__(self, x: jax.Array, ctx: Context, held: KeysValues | None = None) -> tuple[jax.Array, KeysValues | None]:
+        """Residual stream [B, T, D] in and out; ``held`` is this layer's part of the cache."""
         with jax.named_scope("self_attn"):
-            attended, held = self.self_attn(self.input_layernorm(x), rotation, mask, held, at)
+            attended, held = self.self_attn(self.input_layernorm(x), ctx, held)
             x = x + attended
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.post_attention_layernorm(x)), held
+            x = x + self.mlp(self.post_attention_layernorm(x), ctx)
+        return constrain(x, "batch", "length", "width", mesh=ctx.mesh), held
 
 
 class Embedding(nnx.Module):
@@ -132,56 +160,68 @@ class Llama(nnx.Module):
         self.cfg = cfg
         self.stacked = stacked
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.layers = Block(cfg) if stacked else nnx.List([Block(cfg) for _ in range(cfg.num_hidden_layers)])
+        self.layers: Any = Block(cfg) if stacked else nnx.List([Block(cfg) for _ in range(cfg.num_hidden_layers)])
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         if not cfg.tie_word_embeddings:
             self.lm_head = Linear(cfg.vocab_size, cfg.hidden_size)
 
     def __call__(
-        self, tokens: jax.Array, *, lengths: jax.Array | None, cache: kv.KVCache | None, remat: bool
+        self,
+        tokens: jax.Array,
+        *,
+        lengths: jax.Array | None = None,
+        cache: kv.KVCache | None = None,
+        remat: bool = False,
+        mesh: Mesh | None = None,
     ) -> tuple[jax.Array, kv.KVCache | None]:
         """See `forward`."""
-        T = tokens.shape[1]
-        steps = jnp.arange(T, dtype=jnp.int32)[None]
-        if cache is None:
-            positions, at = steps, None
-            mask = kv.mask(positions, T)
-        else:
-            positions = cache.lengths[:, None] + steps
-            count = jnp.full_like(cache.lengths, T) if lengths is None else lengths
-            at = kv.slots(cache, positions, steps < count[:, None])
-            mask = kv.mask(positions, cache.size)
-        rotation = rope.angles(self.cfg, positions)
-        with jax.named_scope("embed_tokens"):
-            x = self.embed_tokens(tokens)
+        ctx = self.context(tokens.shape[1], lengths, cache, mesh)
+        x = self.embed(tokens, mesh)
         if self.stacked:
-            x = _scan(self.layers, x, rotation, mask, remat)
-        else:
-            keys, values = [], []
+            x = _scan(self.layers, x, ctx, remat)
+        elif cache is None:
             for i, block in enumerate(self.layers):
                 with jax.named_scope(f"layers.{i}"):
-                    if cache is None:
-                        x, _ = _maybe_remat(block, remat)(x, rotation, mask)
-                    else:
-                        x, held = block(x, rotation, mask, (cache.k[i], cache.v[i]), at)
-                        keys.append(held[0])
-                        values.append(held[1])
-            if cache is not None:
-                cache = kv.KVCache(k=tuple(keys), v=tuple(values), lengths=cache.lengths + count)
+                    x = _rematerialised(lambda x, block=block: block(x, ctx)[0], remat)(x)
+        else:
+            keys, values = [], []
+            for i, (block, *held) in enumerate(zip(self.layers, cache.k, cache.v, strict=True)):
+                with jax.named_scope(f"layers.{i}"):
+                    x, (k, v) = block(x, ctx, tuple(held))
+                keys.append(k)
+                values.append(v)
+            added = tokens.shape[1] if lengths is None else lengths
+            cache = kv.KVCache(k=tuple(keys), v=tuple(values), lengths=cache.lengths + added)
         with jax.named_scope("norm"):
             return self.norm(x), cache
 
+    def embed(self, tokens: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+        """The residual stream before the first layer, ``[B, T, D]``."""
+        with jax.named_scope("embed_tokens"):
+            return constrain(self.embed_tokens(tokens), "batch", "length", "width", mesh=mesh)
 
-def _scan(layers: Block, x: jax.Array, rotation: Rotation, mask: jax.Array, remat: bool) -> jax.Array:
+    def context(
+        self, T: int, lengths: jax.Array | None = None, cache: kv.KVCache | None = None, mesh: Mesh | None = None
+    ) -> Context:
+        """Angles, mask and slots for T more tokens of each row."""
+        steps = jnp.arange(T, dtype=jnp.int32)[None]
+        if cache is None:
+            return Context(rope.angles(self.cfg, steps), kv.mask(steps, T), None, mesh)
+        positions = cache.lengths[:, None] + steps
+        real = jnp.full_like(positions, True, bool) if lengths is None else steps < lengths[:, None]
+        return Context(rope.angles(self.cfg, positions), kv.mask(positions, cache.size), kv.slots(cache, positions, real), mesh)
+
+
+def _scan(layers: Block, x: jax.Array, ctx: Context, remat: bool) -> jax.Array:
     definition, state = nnx.split(layers)
 
     def body(x: jax.Array, leaves: Params) -> tuple[jax.Array, None]:
-        return nnx.merge(definition, leaves)(x, rotation, mask)[0], None
+        return nnx.merge(definition, leaves)(x, ctx)[0], None
 
-    return jax.lax.scan(_maybe_remat(body, remat), x, nnx.to_pure_dict(state))[0]
+    return jax.lax.scan(_rematerialised(body, remat), x, nnx.to_pure_dict(state))[0]
 
 
-def _maybe_remat(function, remat: bool):
+def _rematerialised(function: Callable, remat: bool) -> Callable:
     return jax.checkpoint(function, policy=jax.checkpoint_policies.nothing_saveable) if remat else function
 
 
@@ -214,7 +254,8 @@ def forward(
     lengths: jax.Array | None = None,
     cache: kv.KVCache | None = None,
     remat: bool = False,
-):
+    mesh: Mesh | None = None,
+) -> Any:
     """Hidden states after the final norm, ``[B, T, D]`` in the dtype of the parameters; the head is `logits`.
 
     Without a cache each row is a text from its first token; what is to the right of a token never matters to it, so rows
@@ -227,16 +268,20 @@ def forward(
         not written, and a row with 0 keeps its cache. Default: all T.
       cache: keys and values of the tokens before; needs unstacked parameters.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      mesh: where the parameters live, if on a mesh of `jaxllm.sharding`; the activations are then split to match.
+    Raises:
+      ValueError: a cache with stacked parameters.
     """
     stacked = 0 not in params["layers"]
     if cache is not None and stacked:
         raise ValueError("a cache needs unstacked parameters: use jaxllm.params.unstack")
     model = nnx.merge(definition(cfg, stacked=stacked), params)
-    hidden, cache = model(tokens, lengths=lengths, cache=cache, remat=remat)
+    hidden, cache = model(tokens, lengths=lengths, cache=cache, remat=remat, mesh=mesh)
     return hidden if cache is None else (hidden, cache)
 
 
-def logits(params: Params, hidden: jax.Array) -> jax.Array:
+def logits(params: Params, hidden: jax.Array, *, mesh: Mesh | None = None) -> jax.Array:
     """Next-token logits ``[..., V]`` float32 of hidden states ``[..., D]``, accumulated in float32."""
     with jax.named_scope("lm_head"):
-        return jnp.einsum("...d,vd->...v", hidden, tree.head(params), preferred_element_type=jnp.float32)
+        out = project(hidden, tree.head(params))
+        return constrain(out, "batch", *[None] * (out.ndim - 2), "vocab", mesh=mesh)

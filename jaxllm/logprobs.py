@@ -1,0 +1,65 @@
+"""Log-probabilities of given tokens, without ever holding the logits of all positions."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm import model
+from jaxllm.config import Config
+from jaxllm.params import Params
+
+CHUNK = 128  # positions of all rows together whose logits exist at one time
+
+
+def token_logprobs(
+    params: Params, hidden: jax.Array, targets: jax.Array, *, temperature: float = 1.0, chunk: int = CHUNK
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each target and the entropy of each distribution, both ``[B, T]`` float32, in nats.
+
+    Logits are made for ``chunk`` positions at a time, in the backward pass again, so no array of size T x V exists. A
+    log-probability is ``logit - logsumexp``, at most 0.
+
+    Args:
+      params: the parameters; only the head is used.
+      hidden: ``[B, T, D]`` after the final norm, as of `jaxllm.model.forward`.
+      targets: ids ``[B, T]`` int32; the one at [b, t] is scored by the hidden state at [b, t].
+      temperature: divides the logits.
+      chunk: positions at a time.
+    """
+    B, T, D = hidden.shape
+    count = B * T
+    chunks = -(-count // chunk)
+    pad = chunks * chunk - count
+    rows = jnp.pad(hidden.reshape(count, D), ((0, pad), (0, 0))).reshape(chunks, chunk, D)
+    ids = jnp.pad(targets.reshape(count), (0, pad)).reshape(chunks, chunk)
+
+    @jax.checkpoint
+    def score(rows: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.logits(params, rows) / temperature
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1, mode="clip")[:, 0]
+        mean = jnp.sum(jnp.exp(logits - total[:, None]) * logits, axis=-1)
+        return jnp.minimum(chosen - total, 0.0), total - mean
+
+    def body(_: None, piece: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        return None, score(*piece)
+
+    _, scores = jax.lax.scan(body, None, (rows, ids))
+    logprobs, entropy = (x.reshape(-1)[:count].reshape(B, T) for x in scores)
+    return logprobs, entropy
+
+
+def sequence_logprobs(
+    params: Params,
+    cfg: Config,
+    tokens: jax.Array,
+    *,
+    temperature: float = 1.0,
+    remat: bool = False,
+    chunk: int = CHUNK,
+) -> tuple[jax.Array, jax.Array]:
+    """`token_logprobs` of texts: ids ``[B, T]`` to log-probabilities and entropies ``[B, T-1]``.
+
+    Entry t is about token t + 1 given those up to t. Padding on the right gets numbers too; the caller knows the lengths.
+    """
+    hidden = model.forward(params, cfg, tokens, remat=remat)
+    return token_logprobs(params, hidden[:, :-1], tokens[:, 1:], temperature=temperature, chunk=chunk)
