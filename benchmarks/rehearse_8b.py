@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,12 +146,13 @@ def command(step: str, folder: Path, arguments: argparse.Namespace) -> list[str]
 def run(step: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one step in a process of its own; its wall time, its peak host memory, and what it printed last."""
     start = time.perf_counter()
-    process = subprocess.Popen(command(step, folder, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    output, problems = process.stdout.read(), ""
-    problems = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
+    with tempfile.TemporaryFile("w+") as problems:
+        process = subprocess.Popen(command(step, folder, arguments), stdout=subprocess.PIPE, stderr=problems, text=True)
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)  # unlike wait(), with this child's own peak
+        problems.seek(0)
+        problem = problems.read()[-2000:]
     process.returncode = os.waitstatus_to_exitcode(status)
     result: dict[str, Any] = {
         "step": step,
@@ -159,7 +161,7 @@ def run(step: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any
         "code": process.returncode,
     }
     if process.returncode:
-        result["problem"] = problems[-2000:]
+        result["problem"] = problem
     elif step not in ("info", "map"):
         result.update(json.loads(output.splitlines()[-1]))
     return result

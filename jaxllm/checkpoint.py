@@ -6,6 +6,7 @@ by its Hugging Face name; leaves of a stacked tree are named ``model.layers.*.ml
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from jaxllm.errors import UserError
 from jaxllm.folder import STORED, copy_text_files
 from jaxllm.params import Params
 from jaxllm.save import new_folder
-from jaxllm.tensors import Checkpoint, TensorInfo, stop_ids
+from jaxllm.tensors import Checkpoint, TensorInfo, names_and_shapes, stop_ids
 
 if TYPE_CHECKING:
     from jaxllm.tokenizer import Tokenizer
@@ -77,11 +78,10 @@ class OrbaxCheckpoint(Checkpoint):
             raise UserError(f"{self.path}: {wrong} has shape {shapes.get(wrong)}; the config implies {expected.get(wrong)}")
         self._dtypes = {name: np.dtype(value.dtype) for name, value in found.items()}
         self.tensors = {}
-        for path, spec in params_lib.table(self.config).items():
-            dtype = self._dtypes[self._stored_name(params_lib.hf_name(path))]
-            nbytes = dtype.itemsize * int(np.prod(spec.shape))
+        for name, shape in names_and_shapes(self.config).items():
+            dtype = self._dtypes[self._stored_name(name)]
             stored = STORED.get(dtype, dtype.name)
-            self.tensors[params_lib.hf_name(path)] = TensorInfo(spec.shape, dtype, stored, nbytes, self.path / ARRAYS, 0)
+            self.tensors[name] = TensorInfo(shape, dtype, stored, dtype.itemsize * math.prod(shape), self.path / ARRAYS, 0)
 
     def restore(self, *, mesh: jax.sharding.Mesh | None = None, dtype: Any = None, stacked: bool = False) -> Params:
         """The parameters on a mesh, which need not be the one that they were saved from; each device reads its shards.

@@ -243,7 +243,7 @@ def _token_ids(value: Any, name: str) -> tuple[int, ...]:
     return ids
 
 
-_LLAMA_3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA_3_SCALING: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LLAMA_3: dict[str, Any] = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,

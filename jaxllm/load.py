@@ -72,7 +72,8 @@ def load_params(
             read = _read_layers(checkpoint, names, dtype)
         else:
             read = _read_tensor(checkpoint, params_lib.hf_name(path), dtype)
-        array = _place(spec.shape, functools.reduce(operator.getitem, path, places), read)
+        place: Any = functools.reduce(operator.getitem, path, places)
+        array = _place(spec.shape, place, read)
         done += 1
         if progress is not None:
             progress(done, total)
@@ -108,6 +109,7 @@ def _place(shape: tuple[int, ...], place: jax.sharding.Sharding, read: Callable[
     """
     devices: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in place.addressable_devices_indices_map(shape).items():
+        assert index is not None
         span = tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
         devices.setdefault(span, []).append(device)
     shards = []

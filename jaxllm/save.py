@@ -107,7 +107,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def _unstacked(params: params_lib.Params, cfg: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], Any, Any]]]:
     """Name -> (shape, dtype, (leaf, layer number or None)) for every tensor, whichever form the tree has."""
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        path = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in keys)
+        path: params_lib.Path = tuple(key.key for key in keys)
         if path[0] == "layers" and not isinstance(path[1], int):
             for layer in range(min(leaf.shape[0], cfg.num_hidden_layers)):
                 yield params_lib.hf_name(("layers", layer, *path[1:])), (leaf.shape[1:], leaf.dtype, (leaf, layer))
