@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import jaxllm
 from jaxllm import load, params
 from jaxllm.config import Config
 from jaxllm.errors import UserError
@@ -69,7 +70,7 @@ def test_two_hundred_mutations(kind: str, tmp_path: Path, request: pytest.Fixtur
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(jaxllm.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     outcomes = json.loads(done.stdout)
