@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxllm.tokenizer import Tokenizer
 
 MAX_ENTRIES = 1 << 16  # metadata keys, tensors
-MAX_ARRAY = 1 << 21  # elements of one metadata array; vocabularies and merges have up to half a million
+MAX_ELEMENTS = 1 << 21  # of all metadata arrays together; a large vocabulary with its merges has a million
 MAX_STRING_BYTES = 4 << 20
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -126,6 +126,7 @@ class _Reader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path, self.position = file, path, 0
         self.size = path.stat().st_size
+        self.elements = 0
 
     def take(self, count: int, what: str) -> bytes:
         data = self.file.read(count) if count <= self.size - self.position else b""
@@ -158,7 +159,8 @@ class _Reader:
         if kind != _ARRAY:
             raise UserError(f"{self.path}: {what} has the unknown type {kind}; damaged file")
         kind = self.number("I", what)
-        n = self.count(MAX_ARRAY, f"length of {what}")
+        n = self.count(MAX_ELEMENTS - self.elements, f"length of {what}")
+        self.elements += n
         if kind == _STRING:
             return [self.string(what) for _ in range(n)]
         if kind not in _SCALARS:

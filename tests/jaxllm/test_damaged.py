@@ -182,3 +182,40 @@ def test_nan_weights_load_as_they_are(tmp_path, tiny_folder, tiny_config) -> Non
     safetensors.numpy.save_file(weights, tiny_folder / "model.safetensors")
     loaded = load.load_params(load.open_checkpoint(tiny_folder))
     assert np.isnan(loaded["layers"][0]["mlp"]["up_proj"]["weight"]).sum() == tiny_config.hidden_size
+
+
+def _gguf(fields: bytes, count: int, version: int = 3) -> bytes:
+    return b"GGUF" + version.to_bytes(4, "little") + (0).to_bytes(8, "little") + count.to_bytes(8, "little") + fields
+
+
+def _key(name: str, kind: int, value: bytes) -> bytes:
+    return len(name).to_bytes(8, "little") + name.encode() + kind.to_bytes(4, "little") + value
+
+
+def _array(kind: int, length: int, content: bytes = b"") -> bytes:
+    return kind.to_bytes(4, "little") + length.to_bytes(8, "little") + content
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "magic number"),
+        (b"GGML" + bytes(20), "not a GGUF file"),
+        (_gguf(b"", 0, version=1), "version 1 is not supported"),
+        (_gguf(b"", 0, version=3 << 24), "little-endian"),
+        (_gguf(b"", 1 << 40), "number of metadata keys"),
+        (_gguf(_key("a", 9, _array(8, 1 << 60)), 1), "length of 'a'"),
+        (_gguf(_key("a", 9, _array(4, 1 << 20)), 1), "'a' needs 4194304 bytes"),
+        (_gguf(_key("a", 9, _array(9, 1, _array(9, 1))), 1), "array of the unknown type 9"),
+        (_gguf(_key("a", 8, (1 << 62).to_bytes(8, "little")), 1), "length of 'a'"),
+        (_gguf(_key("a", 99, b""), 1), "unknown type 99"),
+        (_gguf(_key("a", 0, b"1") * 2, 2), "given twice"),
+        (_gguf(_key("a", 8, (1).to_bytes(8, "little") + b"\xff"), 1), "UTF-8"),
+        (_gguf(_key("a", 9, _array(0, 1 << 20, bytes(1 << 20))) + _key("b", 9, _array(0, 1 << 21)), 2), "length of 'b'"),
+        (_gguf(b"", 0), "general.architecture None is not supported"),
+    ],
+)
+def test_gguf_headers_that_lie(tmp_path, data, message) -> None:
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        load.open_checkpoint(tmp_path / "m.gguf")
