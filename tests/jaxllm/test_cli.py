@@ -206,8 +206,10 @@ def test_the_users_own_settings_win(tmp_path: Path):
 
 
 # Stands for a command: the listing of commands is replaced before the dispatcher looks.
+# A shell's background process ignores SIGINT; a user's foreground one, which is meant here, does not.
 COMMAND = """
-import dataclasses, sys, time
+import dataclasses, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from jaxllm.cli import commands, console, main
 @dataclasses.dataclass(frozen=True)
 class Slow:
@@ -240,8 +242,6 @@ def test_ctrl_c_in_the_middle_of_anything(body: str):
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        # A background process group of a shell ignores SIGINT; a user's foreground one does not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     while process.stdout.readline() != "started\n":
