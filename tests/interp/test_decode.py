@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import dense_decode
+
 from interp.decode import decode, prepare_head, top
 from jaxllm.sharding import make_mesh
-
-from reference import dense_decode
 
 
 def make(N, D, V, seed=0, scale=1.0):
