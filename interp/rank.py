@@ -61,7 +61,7 @@ def rank(atlas: Atlas, name: str = "specialisation") -> Ranking:
     control = None
     if atlas.has_control:
         drawn = statistics(atlas.control, tops, atlas.tokens)
-        control = sum(percentiles(values, among) for values, among in zip(drawn, real, strict=True)) / len(real)
+        control = np.mean([percentiles(values, among) for values, among in zip(drawn, real, strict=True)], axis=0)
     best = score.max(-1)
     order = np.argsort(-best.ravel(), kind="stable")
     place = np.empty_like(order)

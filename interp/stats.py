@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from interp import rank
 from interp.atlas import NO_TOKEN, Atlas
+from interp.rank import Ranking, control_specialised, rank, specialised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +23,10 @@ class LayerCount:
     specialised_by_chance: float  # share of the control rows
 
 
-def layer_counts(atlas: Atlas, ranking: rank.Ranking | None = None) -> list[LayerCount]:
+def layer_counts(atlas: Atlas, ranking: Ranking | None = None) -> list[LayerCount]:
     """One entry per mapped layer; the ranking is by specialisation unless given. Raises UserError without a control."""
-    both, chance_both = rank.specialised(atlas).any(-1), rank.control_specialised(atlas).any(-1)
-    above, chance = (rows.any(-1) for rows in (ranking or rank.rank(atlas)).above_control())
+    poles = (specialised(atlas), control_specialised(atlas), *(ranking or rank(atlas)).above_control())
+    both, chance_both, above, chance = (np.asarray(rows.any(-1)) for rows in poles)
     return [
         LayerCount(
             layer,
