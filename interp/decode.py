@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 IDS_PER_BLOCK = 64
+SAFE_EXPONENT = 70.0  # e^70 times 70 times any vocabulary is a float32
 COHERENCE_K = 10  # `coherence` compares the top ten
 ROW_AXES = ("data", "fsdp")  # mesh axes over which rows are split; the vocabulary is split over "tensor"
 VOCABULARY_AXIS = "tensor"
@@ -103,8 +104,8 @@ def prepare_head(
             1, length, out=np.zeros_like(length), where=(length > 0) & (block >= 0)
         )
 
-    def rows(index: tuple[slice, ...]) -> np.ndarray:
-        wanted = padded_ids[index[0]]
+    def rows(index: tuple[slice, ...] | None) -> np.ndarray:
+        wanted = padded_ids[index[0] if index else slice(None)]
         if np.array_equal(wanted, np.arange(V)):
             return head.astype(dtype, copy=False)
         out = head[np.maximum(wanted, 0)].astype(dtype, copy=False)
@@ -221,35 +222,27 @@ def _decode_shard(
         for sign in poles:
             best = _reduce_blocks(jnp.max if sign == 1 else jnp.min, z, lambda x: x, real, -sign * jnp.inf)
             values, positions = _top_k(z, best, k, sign, real, first, axis)
-            peak = values[:, :1, None]  # of sign * z
-            exp_sum = _reduce_blocks(jnp.sum, z, lambda x: jnp.exp(sign * x - peak), real)  # noqa: B023
-            part = {"values": values, "positions": positions, "exp_sum": exp_sum}
+            part = {"values": values, "positions": positions}
             if everything:
-                part["exp_z_sum"] = _reduce_blocks(
-                    jnp.sum,
-                    z,
-                    lambda x: jnp.exp(sign * x - peak) * (sign * x - peak),  # noqa: B023
-                    real,
-                )
-                part["group_sum"] = _group_sum(z, sign, peak[..., 0], members[group[positions[:, 0]]] - first, axis)
+                part["group_sum"] = _group_sum(z, sign, values[:, 0], members[group[positions[:, 0]]] - first, axis)
                 part["coherence"] = _coherence(positions[:, :COHERENCE_K], head, center, inverse_length, first, axis)
             per_pole.append(part)
-        if not everything:
-            return per_pole, ()
+        peaks = [part["values"][:, 0] for part in per_pole]
         mean = jnp.matmul(w.astype(jnp.float32), center, precision=lax.Precision.HIGHEST)
-        d = mean[:, None, None]
-        moments = tuple(
-            _reduce_blocks(jnp.sum, z, power, real)
-            for power in (
-                lambda x: x - d,
-                lambda x: jnp.square(x - d),
-                lambda x: jnp.square(x - d) * (x - d),
-                lambda x: jnp.square(jnp.square(x - d)),
+        sums = functools.partial(_sums, everything=everything, real=real)
+        if jax.default_backend() == "cpu":
+            near = functools.reduce(jnp.logical_and, [jnp.all(jnp.abs(peak) < SAFE_EXPONENT) for peak in peaks])
+            near &= jnp.all(jnp.abs(mean) < SAFE_EXPONENT)
+            out = lax.cond(
+                near, lambda z: sums(z, None, None), lambda z: sums(z, peaks, mean), z
             )
-        )
-        return per_pole, (mean, *moments)
+            shifts = [jnp.where(near, 0, peak) for peak in peaks]
+            shift = jnp.where(near, 0, mean)
+        else:
+            out, shifts, shift = sums(z, peaks, mean), peaks, mean
+        return per_pole, shifts, shift, mean, out
 
-    per_pole, moments = lax.map(block, rows.reshape(N // R, R, D))
+    per_pole, shifts, shift, mean, sums = lax.map(block, rows.reshape(N // R, R, D))
     total = functools.partial(_total, axis=axis)
 
     def flat(x: jax.Array) -> jax.Array:
@@ -258,31 +251,63 @@ def _decode_shard(
     def stack(field: str) -> jax.Array:
         return jnp.stack([flat(part[field]) for part in per_pole], 1)
 
-    values, exp_sum = stack("values"), total(stack("exp_sum"))
-    lse = values[..., 0] + jnp.log(exp_sum)
+    values = stack("values")
+    exp_sums = jnp.stack([total(flat(x)) for x in sums["exp"]], 1)
+    shifts = jnp.stack([flat(x) for x in shifts], 1)
+    lse = shifts + jnp.log(exp_sums)
     top_ids = ids[stack("positions")]
-    logits = values
     if not everything:
-        return Top(top_ids[:, 0], logits[:, 0], lse[:, 0])
-    mean, m1, m2, m3, m4 = flat(moments[0]), *(total(flat(m)) / count for m in moments[1:])
+        return Top(top_ids[:, 0], values[:, 0], lse[:, 0])
+    expected = jnp.stack([total(flat(x)) for x in sums["exp_z"]], 1) / exp_sums  # logit under the token distribution
+    mean, shift = flat(mean), flat(shift)
+    m1, (m2, m3, m4) = mean - shift, (total(flat(x)) / count for x in sums["powers"])
     variance = jnp.maximum(m2 - m1**2, 0)
     third = m3 - 3 * m1 * m2 + 2 * m1**3
     fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
     spread = variance > 0
     safe = jnp.where(spread, variance, 1)
-    entropy = (jnp.log(exp_sum) - total(stack("exp_z_sum")) / exp_sum) / max(np.log(count), 1e-30)
     return Decoded(
         ids=top_ids,
-        logits=logits,
+        logits=values,
         lse=lse,
-        entropy=entropy,
-        group_mass=stack("group_sum") / exp_sum,
+        entropy=(lse - shifts - expected) / max(np.log(count), 1e-30),
+        group_mass=stack("group_sum") * jnp.exp(values[..., 0] - lse),
         coherence=stack("coherence"),
-        mean=mean + m1,
+        mean=mean,
         std=jnp.sqrt(variance),
         skew=jnp.where(spread, third / safe**1.5, 0),
         kurtosis=jnp.where(spread, fourth / safe**2 - 3, 0),
     )
+
+
+def _sums(z: jax.Array, peaks: Any, mean: Any, *, everything: bool, real: jax.Array | None) -> dict[str, Any]:
+    """The sums over ids that the statistics need, as sums over blocks ``[R, W / 64]``.
+
+    Each is one pass over the logits that XLA's CPU backend can fuse with its sum; the barriers keep it from sharing
+    intermediates between passes, which would write them out.
+    """
+
+    def sum_of(f: Any) -> jax.Array:
+        return _reduce_blocks(jnp.sum, lax.optimization_barrier(z), f, real)
+
+    def signed(x: jax.Array, pole: int) -> jax.Array:
+        x = x if pole == 0 else -x
+        return x if peaks is None else x - peaks[pole][:, None, None]
+
+    count = 2 if everything else 1
+    out = {"exp": [sum_of(lambda x, p=p: jnp.exp(signed(x, p))) for p in range(count)]}
+    if everything:
+        out["exp_z"] = [sum_of(lambda x, p=p: jnp.exp(signed(x, p)) * signed(x, p)) for p in range(count)]
+
+        def centred(x: jax.Array) -> jax.Array:
+            return x if mean is None else x - mean[:, None, None]
+
+        out["powers"] = [
+            sum_of(lambda x: jnp.square(centred(x))),
+            sum_of(lambda x: jnp.square(centred(x)) * centred(x)),
+            sum_of(lambda x: jnp.square(jnp.square(centred(x)))),
+        ]
+    return out
 
 
 def _reduce_blocks(reduce: Any, z: jax.Array, f: Any, real: jax.Array | None, empty: float = 0.0) -> jax.Array:
