@@ -6,11 +6,13 @@ The loop runs until a number of tokens that is an argument, so the same program 
 import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxllm import cache as kv
 from jaxllm import model
@@ -37,21 +39,22 @@ class Decoding:
 
 def bucket(length: int) -> int:
     """The padded length for ``length`` tokens: a power of two, at least `SMALLEST_BUCKET`."""
-    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "S", "N", "sampler"))
+@functools.partial(jax.jit, static_argnames=("cfg", "S", "N", "sampler", "mesh"))
 def prefill(
     params: Params,
     cfg: Config,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    tokens: jax.typing.ArrayLike,
+    lengths: jax.typing.ArrayLike,
     keys: jax.Array,
-    stops: jax.Array,
+    stops: jax.typing.ArrayLike,
     *,
     S: int,
     N: int,
     sampler: Sampler = GREEDY,
+    mesh: Mesh | None = None,
 ) -> Decoding:
     """Reads the prompts and samples the first token of each row.
 
@@ -60,13 +63,15 @@ def prefill(
       tokens: prompts ``[B, T]`` int32, padded on the right with anything.
       lengths: ``[B]`` int32, real tokens of each row, at least 1.
       keys: ``[B]`` typed random keys.
-      stops: ``[n]`` int32, ids that end a row.
+      stops: ``[n]`` int32, ids that end a row; NO_TOKEN is padding.
       S: room for prompt and answer, at least T.
       N: most tokens that will be sampled.
+      mesh: where the parameters live, if on a mesh.
     """
+    tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
     B, T = tokens.shape
     dtype = params["embed_tokens"]["weight"].dtype
-    hidden, cache = model.forward(params, cfg, tokens, lengths=lengths, cache=kv.create(cfg, B, T, dtype))
+    hidden, cache = model.forward(params, cfg, tokens, lengths=lengths, cache=kv.create(cfg, B, T, dtype), mesh=mesh)
     state = Decoding(
         cache=kv.grow(cache, S),
         ids=jnp.full((B, N), NO_TOKEN, jnp.int32),
@@ -75,12 +80,19 @@ def prefill(
         done=jnp.zeros((B,), bool),
         step=jnp.zeros((), jnp.int32),
     )
-    return _choose(params, hidden[jnp.arange(B), lengths - 1], state, stops, sampler)
+    return _choose(params, hidden[jnp.arange(B), lengths - 1], state, stops, sampler, mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "sampler"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("cfg", "sampler", "mesh"), donate_argnames=("state",))
 def decode(
-    params: Params, cfg: Config, state: Decoding, stops: jax.Array, until: jax.Array, *, sampler: Sampler = GREEDY
+    params: Params,
+    cfg: Config,
+    state: Decoding,
+    stops: jax.typing.ArrayLike,
+    until: jax.typing.ArrayLike,
+    *,
+    sampler: Sampler = GREEDY,
+    mesh: Mesh | None = None,
 ) -> Decoding:
     """Samples until ``until`` tokens are there or every row is done. ``state`` is donated: use the result instead.
 
@@ -90,18 +102,19 @@ def decode(
     def unfinished(state: Decoding) -> jax.Array:
         return (state.step < until) & ~jnp.all(state.done)
 
-    return jax.lax.while_loop(unfinished, lambda state: _step(params, cfg, state, stops, sampler), state)
+    def step(state: Decoding) -> Decoding:
+        lengths = jnp.where(state.done, 0, 1)
+        hidden, cache = model.forward(params, cfg, state.last[:, None], lengths=lengths, cache=state.cache, mesh=mesh)
+        return _choose(params, hidden[:, 0], dataclasses.replace(state, cache=cache), stops, sampler, mesh)
+
+    return jax.lax.while_loop(unfinished, step, state)
 
 
-def _step(params: Params, cfg: Config, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
-    lengths = jnp.where(state.done, 0, 1)
-    hidden, cache = model.forward(params, cfg, state.last[:, None], lengths=lengths, cache=state.cache)
-    return _choose(params, hidden[:, 0], dataclasses.replace(state, cache=cache), stops, sampler)
-
-
-def _choose(params: Params, hidden: jax.Array, state: Decoding, stops: jax.Array, sampler: Sampler) -> Decoding:
+def _choose(
+    params: Params, hidden: jax.Array, state: Decoding, stops: jax.typing.ArrayLike, sampler: Sampler, mesh: Mesh | None
+) -> Decoding:
     """The state with one more token per unfinished row, drawn from the head's view of ``hidden`` [B, D]."""
-    logits = model.logits(params, hidden)
+    logits = model.logits(params, hidden, mesh=mesh)
     with jax.named_scope("sample"):
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.step)
         token = jnp.where(state.done, NO_TOKEN, sample(logits, keys, sampler))
@@ -123,7 +136,8 @@ def start(
     stop_ids: Collection[int] = (),
     sampler: Sampler = GREEDY,
     seed: int = 0,
-) -> tuple[Decoding, jax.Array]:
+    mesh: Mesh | None = None,
+) -> tuple[Decoding, np.ndarray]:
     """Pads prompts to a bucket, runs `prefill`, and returns its state with the array of stop ids.
 
     Row i draws with the key of ``seed`` folded with i.
@@ -148,8 +162,10 @@ def start(
     if tokens.min() < 0 or tokens.max() >= cfg.vocab_size:
         raise UserError(f"prompt holds a token id outside 0..{cfg.vocab_size - 1}")
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
-    stops = jnp.array(sorted(stop_ids), jnp.int32)
-    state = prefill(params, cfg, tokens, lengths, keys, stops, S=bucket(longest + N), N=N, sampler=sampler)
+    stops = np.full((bucket(len(stop_ids)),), NO_TOKEN, np.int32)
+    stops[: len(stop_ids)] = sorted(stop_ids)
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    state = prefill(params, cfg, tokens, lengths, keys, stops, S=bucket(longest + N), N=N, **options)
     return state, stops
 
 
@@ -162,6 +178,7 @@ def generate(
     stop_ids: Collection[int] = (),
     sampler: Sampler = GREEDY,
     seed: int = 0,
+    mesh: Mesh | None = None,
 ) -> list[list[int]]:
     """Continues each prompt by at most ``max_tokens`` ids, up to and including the first stop id.
 
@@ -170,8 +187,9 @@ def generate(
     Raises:
       UserError: as `start`.
     """
-    state, stops = start(params, cfg, prompts, max_tokens=max_tokens, stop_ids=stop_ids, sampler=sampler, seed=seed)
-    state = decode(params, cfg, state, stops, max_tokens, sampler=sampler)
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    state, stops = start(params, cfg, prompts, max_tokens=max_tokens, stop_ids=stop_ids, seed=seed, **options)
+    state = decode(params, cfg, state, stops, max_tokens, **options)
     return [[int(token) for token in row if token != NO_TOKEN] for row in np.asarray(state.ids)]
 
 
@@ -184,6 +202,7 @@ def stream(
     stop_ids: Collection[int] = (),
     sampler: Sampler = GREEDY,
     seed: int = 0,
+    mesh: Mesh | None = None,
     every: int = 4,
 ) -> Iterator[list[int]]:
     """The ids of `generate` for one prompt, in pieces of ``every`` tokens as they come; the first piece is one token.
@@ -191,7 +210,8 @@ def stream(
     Raises:
       UserError: as `start`.
     """
-    state, stops = start(params, cfg, [prompt], max_tokens=max_tokens, stop_ids=stop_ids, sampler=sampler, seed=seed)
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    state, stops = start(params, cfg, [prompt], max_tokens=max_tokens, stop_ids=stop_ids, seed=seed, **options)
     shown = 0
     while True:
         ids = np.asarray(state.ids[0])
@@ -200,4 +220,4 @@ def stream(
         if done or step >= max_tokens:
             return
         shown = step
-        state = decode(params, cfg, state, stops, min(step + every, max_tokens), sampler=sampler)
+        state = decode(params, cfg, state, stops, min(step + every, max_tokens), **options)

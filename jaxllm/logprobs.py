@@ -37,8 +37,8 @@ def token_logprobs(
         logits = model.logits(params, rows) / temperature
         total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1, mode="clip")[:, 0]
-        mean = jnp.sum(jnp.exp(logits - total[:, None]) * logits, axis=-1)
-        return jnp.minimum(chosen - total, 0.0), total - mean
+        every = logits - total[:, None]
+        return jnp.minimum(chosen - total, 0.0), -jnp.sum(jnp.exp(every) * every, axis=-1)
 
     def body(_: None, piece: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
         return None, score(*piece)

@@ -100,7 +100,9 @@ class Attention(nnx.Module):
             q, k = rope.rotate(q, *ctx.rotation), rope.rotate(k, *ctx.rotation)
         if held is not None and ctx.at is not None:
             with jax.named_scope("cache"):
-                held = k, v = kv.write(held[0], k, ctx.at), kv.write(held[1], v, ctx.at)
+                k = split(kv.write(held[0], k, ctx.at), "batch", "length", "kv_heads", None)
+                v = split(kv.write(held[1], v, ctx.at), "batch", "length", "kv_heads", None)
+                held = k, v
         with jax.named_scope("attend"):
             out = split((_attend_one if T == 1 else _attend)(q, k, v, ctx.mask), "batch", "length", "heads", None)
         with jax.named_scope("o_proj"):
