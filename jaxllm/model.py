@@ -149,7 +149,11 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((vocab_size, features)))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return jnp.take(self.weight[...], tokens, axis=0, mode="clip")
+        weight = self.weight[...]
+        if jax.default_backend() == "cpu":
+            # XLA looks up bfloat16 by way of float32; without the barrier it keeps a whole float32 table around a loop.
+            weight, tokens = jax.lax.optimization_barrier((weight, tokens))
+        return jnp.take(weight, tokens, axis=0, mode="clip")
 
 
 class Llama(nnx.Module):
