@@ -106,10 +106,12 @@ def prepare_head(
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray:
         wanted = padded_ids[index[0] if index else slice(None)]
-        if np.array_equal(wanted, np.arange(V)):
-            return head.astype(dtype, copy=False)
-        out = head[np.maximum(wanted, 0)].astype(dtype, copy=False)
-        out[wanted < 0] = 0
+        if head.dtype == dtype and np.array_equal(wanted, np.arange(V)):
+            return head
+        out = _aligned((len(wanted), D), dtype)
+        for start in range(0, len(wanted), step):
+            part = wanted[start : start + step]
+            out[start : start + step] = np.where((part >= 0)[:, None], head[np.maximum(part, 0)], 0)
         return out
 
     everywhere, split = _shardings(mesh)
@@ -224,23 +226,17 @@ def _decode_shard(
             values, positions = _top_k(z, best, k, sign, real, first, axis)
             part = {"values": values, "positions": positions}
             if everything:
-                part["group_sum"] = _group_sum(z, sign, values[:, 0], members[group[positions[:, 0]]] - first, axis)
+                part["group_sum"] = _group_sum(z, sign, values[:, :1], members[group[positions[:, 0]]] - first, axis)
                 part["coherence"] = _coherence(positions[:, :COHERENCE_K], head, center, inverse_length, first, axis)
             per_pole.append(part)
         peaks = [part["values"][:, 0] for part in per_pole]
         mean = jnp.matmul(w.astype(jnp.float32), center, precision=lax.Precision.HIGHEST)
-        sums = functools.partial(_sums, everything=everything, real=real)
+        near = None  # whether no logit of these rows is too large for a plain exp
         if jax.default_backend() == "cpu":
-            near = functools.reduce(jnp.logical_and, [jnp.all(jnp.abs(peak) < SAFE_EXPONENT) for peak in peaks])
-            near &= jnp.all(jnp.abs(mean) < SAFE_EXPONENT)
-            out = lax.cond(
-                near, lambda z: sums(z, None, None), lambda z: sums(z, peaks, mean), z
-            )
-            shifts = [jnp.where(near, 0, peak) for peak in peaks]
-            shift = jnp.where(near, 0, mean)
-        else:
-            out, shifts, shift = sums(z, peaks, mean), peaks, mean
-        return per_pole, shifts, shift, mean, out
+            near = jnp.all(jnp.abs(jnp.stack([*peaks, mean])) < SAFE_EXPONENT)
+        sums = _sums(z, peaks, mean, near, real, everything=everything)
+        shifts, shift = jax.tree.map(lambda x: x if near is None else jnp.where(near, 0, x), (peaks, mean))
+        return per_pole, shifts, shift, mean, sums
 
     per_pole, shifts, shift, mean, sums = lax.map(block, rows.reshape(N // R, R, D))
     total = functools.partial(_total, axis=axis)
@@ -280,32 +276,33 @@ def _decode_shard(
     )
 
 
-def _sums(z: jax.Array, peaks: Any, mean: Any, *, everything: bool, real: jax.Array | None) -> dict[str, Any]:
+def _sums(
+    z: jax.Array, peaks: Any, mean: jax.Array, near: jax.Array | None, real: jax.Array | None, *, everything: bool
+) -> dict[str, Any]:
     """The sums over ids that the statistics need, as sums over blocks ``[R, W / 64]``.
 
-    Each is one pass over the logits that XLA's CPU backend can fuse with its sum; the barriers keep it from sharing
-    intermediates between passes, which would write them out.
+    Exponents are taken relative to ``peaks``, powers to ``mean``; relative to 0 where ``near`` holds. XLA's CPU backend fuses a
+    sum with its operand only if that depends on the logits alone, and shares what two sums have in common by writing it out.
+    Hence the plain form, and a conditional around each sum.
     """
 
-    def sum_of(f: Any) -> jax.Array:
-        return _reduce_blocks(jnp.sum, lax.optimization_barrier(z), f, real)
+    def sum_of(f: Any, shift: jax.Array) -> jax.Array:
+        def plain(z: jax.Array, _: Any) -> jax.Array:
+            return _reduce_blocks(jnp.sum, z, f, real)
 
-    def signed(x: jax.Array, pole: int) -> jax.Array:
-        x = x if pole == 0 else -x
-        return x if peaks is None else x - peaks[pole][:, None, None]
+        def shifted(z: jax.Array, shift: jax.Array) -> jax.Array:
+            return _reduce_blocks(jnp.sum, z, lambda x: f(x - shift[:, None, None]), real)
 
-    count = 2 if everything else 1
-    out = {"exp": [sum_of(lambda x, p=p: jnp.exp(signed(x, p))) for p in range(count)]}
+        return shifted(z, shift) if near is None else lax.cond(near, plain, shifted, z, shift)
+
+    out = {"exp": [sum_of(jnp.exp, peaks[0])]}
     if everything:
-        out["exp_z"] = [sum_of(lambda x, p=p: jnp.exp(signed(x, p)) * signed(x, p)) for p in range(count)]
-
-        def centred(x: jax.Array) -> jax.Array:
-            return x if mean is None else x - mean[:, None, None]
-
+        out["exp"].append(sum_of(lambda x: jnp.exp(-x), -peaks[1]))
+        out["exp_z"] = [sum_of(lambda x: jnp.exp(x) * x, peaks[0]), sum_of(lambda x: jnp.exp(-x) * -x, -peaks[1])]
         out["powers"] = [
-            sum_of(lambda x: jnp.square(centred(x))),
-            sum_of(lambda x: jnp.square(centred(x)) * centred(x)),
-            sum_of(lambda x: jnp.square(jnp.square(centred(x)))),
+            sum_of(jnp.square, mean),
+            sum_of(lambda x: jnp.square(x) * x, mean),
+            sum_of(lambda x: jnp.square(jnp.square(x)), mean),
         ]
     return out
 
@@ -350,7 +347,8 @@ def _top_k(
 
 def _sorted_top(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """`lax.top_k`, kept whole: when its result is sliced further, XLA turns it into a full sort, 30 times slower on CPUs."""
-    return lax.optimization_barrier(tuple(lax.top_k(x, k)))
+    values, at = lax.top_k(x, k)
+    return lax.optimization_barrier(values), lax.optimization_barrier(at)  # one each: XLA cannot compile a barrier of both
 
 
 def _positive_zero(x: jax.Array) -> jax.Array:
@@ -403,6 +401,13 @@ def _group_table(ids: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nd
     group = np.zeros(len(ids), np.int32)
     group[positions] = numbers
     return group, members
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory at a multiple of 64 bytes, which a CPU device uses as it is instead of copying it."""
+    spare = np.empty(int(np.prod(shape)) * dtype.itemsize + 64, np.uint8)
+    shift = -spare.ctypes.data % 64
+    return spare[shift : shift + len(spare) - 64].view(dtype).reshape(shape)
 
 
 def _shardings(mesh: Mesh | None) -> tuple[Any, Any]:
