@@ -51,6 +51,7 @@ class Map:
     """leave out tokens whose head row is not finite, instead of stopping"""
 
     def run(self) -> None:
+        from interp import report
         from interp.run import Control, Settings, map_model
         from jaxllm import stages
         from jaxllm.cli import console
@@ -69,9 +70,12 @@ class Map:
                 atlas = map_model(
                     checkpoint, out, settings, name=self.model, layers=layers, control=control, progress=bar.update
                 )
+            with stages.stage("report"):
+                report.write(atlas, out / "report.html")
         _print_summary(atlas, bar.done, times)
         console.write(f"\nTime: {stages.split(times)}")
         console.write(f"Map: {out}")
+        console.write(f"Report: {out / 'report.html'}")
 
 
 @dataclasses.dataclass(frozen=True)
