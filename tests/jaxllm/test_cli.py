@@ -187,21 +187,25 @@ jax.jit(lambda x: x * 2)(1.0).block_until_ready()
 """
 
 
+def environment(**own: str) -> dict[str, str]:
+    """The process's environment without what a command before may have set, and with ``own``."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TF_"))} | own
+
+
 def test_compiled_programs_are_cached_and_nothing_is_said(tmp_path: Path):
-    environment = {**os.environ, "JAXLLM_CACHE": str(tmp_path), "JAX_PLATFORMS": ""}
-    done = python(PREPARED, env=environment)
+    done = python(PREPARED, env=environment(JAXLLM_CACHE=str(tmp_path)))
     assert done.stdout == f"{tmp_path}/xla\n"
     assert done.stderr.split()[1:] == ["WARNING", "odd"]  # after the time
     entries = set((tmp_path / "xla").iterdir())
     assert entries
-    again = python(PREPARED, "-v", env=environment)
+    again = python(PREPARED, "-v", env=environment(JAXLLM_CACHE=str(tmp_path)))
     assert "reading" in again.stderr
     assert "chatter" not in again.stderr
     assert {entry.name for entry in entries} <= {entry.name for entry in (tmp_path / "xla").iterdir()}
 
 
 def test_the_users_own_settings_win(tmp_path: Path):
-    own = {**os.environ, "JAXLLM_CACHE": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own")}
+    own = environment(JAXLLM_CACHE=str(tmp_path), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
     assert python(PREPARED, env=own).stdout == f"{tmp_path / 'own'}\n"
 
 
