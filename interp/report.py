@@ -1,6 +1,6 @@
 """The map as one page: a single HTML file that opens in any browser, needs no network, and runs no script but its own.
 
-The page is `report.html` with `report.css` and `report.js` put in, and two blocks of data: JSON for what is small or text, and
+The page is `report.html` with `report.css` and the scripts put in, and two blocks of data: JSON for what is small or text, and
 the per-neuron columns as base64 of a gzip of small unsigned integers. Everything that comes from a model or a tokenizer is
 data: the script writes it as text, never as HTML, and the page's policy admits only scripts and styles with the known hashes.
 """
@@ -22,6 +22,7 @@ from interp import stats
 from interp.atlas import DEGENERATE, FLAGS, NEURON_STATISTICS, NO_TOKEN, NONFINITE, STATISTICS, Atlas, write_atomically
 from interp.rank import RANKINGS, Ranking, rank
 
+SCRIPTS = ("report_data.js", "report_picture.js", "report_search.js", "report_charts.js", "report.js")
 DETAIL_NEURONS = 48_000  # neurons of which the page holds tokens and exact statistics; all are in the picture
 DETAIL_TOKENS = 8  # per pole
 BEST_NEURONS = 20  # rows of each table
@@ -83,7 +84,8 @@ def page(atlas: Atlas, *, detail_neurons: int = DETAIL_NEURONS) -> str:
     """The HTML of a map's page; of at most ``detail_neurons`` neurons, the best by either ranking, it holds the tokens."""
     facts, arrays = contents(atlas, detail_neurons)
     files = resources.files("interp")
-    template, style, script = ((files / f"report.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    template, style, *scripts = ((files / name).read_text("utf-8") for name in ("report.html", "report.css", *SCRIPTS))
+    script = "\n".join(scripts)
     allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'"
     parts = {
         "TITLE": html.escape(f"Neuron map of {atlas.meta['model']['name']}"),
