@@ -15,6 +15,7 @@ from interp import report
 from interp.atlas import NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas, AtlasWriter, Tokens
 from interp.rank import rank
 from interp.run import Control, Settings, map_model
+from jaxllm.cli import main
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -214,6 +215,15 @@ def test_every_switch_is_on_the_page(tmp_path):
     assert facts["settings"].keys() >= {"dtype", "mask_padding", "mask_special", "mask_untrained", "mask_bytes"}
     assert facts["control"] == {"kind": "gaussian", "rows": 9, "seed": 0}
     assert facts["arrays"]["ids"]["shape"] == [tiny.L * tiny.F, 2, 5]
+
+
+def test_the_map_command_writes_the_page_and_says_where(tmp_path, capsys):
+    tiny.checkpoint(tmp_path / "model")
+    assert main(["map", str(tmp_path / "model"), "--out", str(tmp_path / "map"), "--layers", "1:3"]) == 0
+    path = tmp_path / "map" / "report.html"
+    assert Page(path.read_text("utf-8")).facts["mapped"] == [1, 2]
+    assert f"Report:{path}" in "".join(capsys.readouterr().out.split())  # the terminal may break the line
+    Atlas(tmp_path / "map").verify()  # which the page is no part of
 
 
 def test_a_map_without_control_has_a_page(tmp_path):
