@@ -23,7 +23,6 @@ GB = 1e9
 CLI = "import sys; from jaxllm.cli import main; sys.exit(main())"
 PROMPT_TOKENS = 16
 NEW_TOKENS = 4
-POOL_TAIL = 40_000_000  # numbers; more than the writer asks for at once
 
 # Step -> most host memory in GB beyond the weights (for those that load them all), or in all.
 LIMITS = {"write": 2.0, "info": 1.0, "load_1_device": 2.5, "load_8_devices": 2.5, "prefill": 6.0, "decode": 6.0, "map": 6.0}
@@ -31,32 +30,12 @@ _LOADS_ALL = ("load_1_device", "load_8_devices", "prefill", "decode")
 
 
 def step_write(folder: Path, preset: str) -> dict[str, Any]:
-    """Random weights, as four shards; a pool of noise is read at changing offsets, since drawing 8 billion numbers is slow."""
-    import ml_dtypes
-    import numpy as np
+    import random_checkpoint
 
-    from jaxllm import hub, params
+    from jaxllm import hub
     from jaxllm.config import PRESETS
-    from jaxllm.save import Source, write_folder
 
-    cfg = PRESETS[preset]
-    bfloat16 = np.dtype(ml_dtypes.bfloat16)
-    pool = (0.02 * np.random.default_rng(0).standard_normal(50_000_017, np.float32)).astype(bfloat16)
-    pool = np.concatenate([pool, pool[:POOL_TAIL]])
-
-    def source(i: int, path: params.Path, spec: params.Spec) -> Source:
-        width = int(np.prod(spec.shape[1:]))
-
-        def rows(start: int, stop: int) -> np.ndarray:
-            if spec.init == "ones":
-                return np.ones(stop - start, bfloat16)
-            at = (i * 7_654_321 + start * width) % (pool.size - POOL_TAIL)
-            return pool[at : at + (stop - start) * width].reshape(stop - start, width)
-
-        return Source(params.hf_name(path), spec.shape, bfloat16, rows)
-
-    sources = [source(i, *item) for i, item in enumerate(params.table(cfg).items())]
-    write_folder(folder, cfg, sources, None, sum(s.nbytes for s in sources) // 4 + 600_000_000)
+    random_checkpoint.write(folder, PRESETS[preset], shards=4)
     tokenizer = hub.fetch_wheel_file(
         "llama-models",
         "0.3.0",

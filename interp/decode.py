@@ -17,6 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 IDS_PER_BLOCK = 64
+CPU_ROWS = 128  # measured: see benchmarks/README.md
+GROUP_COLUMNS = 16  # in the recursion of top-k
 SAFE_EXPONENT = 70.0  # e^70 times 70 times any vocabulary is a float32
 COHERENCE_K = 10  # `coherence` compares the top ten
 ROW_AXES = ("data", "fsdp")  # mesh axes over which rows are split; the vocabulary is split over "tensor"
@@ -161,9 +163,15 @@ def _run(rows: Any, vocabulary: Vocabulary, k: int, *, everything: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[:N], result) if padding else result
 
 
+def compile_for(rows: Any, vocabulary: Vocabulary, *, k: int) -> Any:
+    """The compiled program of `decode` on one device, from shapes alone: for looking at its memory and its text."""
+    R = rows_per_block(rows.shape[0], 1, vocabulary.rows.shape[0])
+    return _decode.lower(rows, vocabulary, R=R, k=k, everything=True).compile()
+
+
 def rows_per_block(N: int, row_shards: int, W: int) -> int:
     """How many rows share one matmul: enough to keep it busy, few enough for its logits ``[R, W]`` to stay near."""
-    most = 128 if jax.default_backend() == "cpu" else max(128, min(4096, (1 << 30) // (4 * W) // 128 * 128))
+    most = CPU_ROWS if jax.default_backend() == "cpu" else max(128, min(4096, (1 << 30) // (4 * W) // 128 * 128))
     return min(most, max(8, -(-N // row_shards)))
 
 
@@ -324,28 +332,33 @@ def _top_k(
     Ties stay right because the chosen blocks are put in ascending order, and top_k prefers the earlier of equal values.
     """
     R, blocks, _ = z.shape
-    if blocks > k:
-        _, chosen = _sorted_top(_positive_zero(sign * best), k)
-        chosen = jnp.sort(chosen, axis=1)
-        candidates = jnp.take_along_axis(z, chosen[:, :, None], axis=1)
-    else:
-        chosen = jnp.broadcast_to(jnp.arange(blocks), (R, blocks))
-        candidates = z
-    candidates = _positive_zero(sign * candidates)
+    chosen = jnp.sort(_top_columns(_positive_zero(sign * best), min(k, blocks))[1], axis=1)
+    candidates = _positive_zero(sign * jnp.take_along_axis(z, chosen[:, :, None], axis=1))
     if real is not None:
         candidates = jnp.where((chosen == blocks - 1)[:, :, None] & ~real, -jnp.inf, candidates)
     candidates = candidates.reshape(R, -1)
-    values, at = _sorted_top(candidates, min(k, candidates.shape[1]))
+    values, at = _top_columns(candidates, min(k, candidates.shape[1]))
     positions = first + jnp.take_along_axis(chosen, at // IDS_PER_BLOCK, 1) * IDS_PER_BLOCK + at % IDS_PER_BLOCK
     if axis is None:
         return values, positions
     values = lax.all_gather(values, axis, axis=1, tiled=True)
     positions = lax.all_gather(positions, axis, axis=1, tiled=True)
-    values, at = _sorted_top(values, k)
+    values, at = _whole_top_k(values, k)
     return values, jnp.take_along_axis(positions, at, 1)
 
 
-def _sorted_top(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def _top_columns(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k` of ``x [R, n]``, with the same order of ties, by groups of columns where that is less work."""
+    R, n = x.shape
+    if n <= GROUP_COLUMNS * k:
+        return _whole_top_k(x, k)
+    groups = jnp.pad(x, ((0, 0), (0, -n % GROUP_COLUMNS)), constant_values=-jnp.inf).reshape(R, -1, GROUP_COLUMNS)
+    chosen = jnp.sort(_top_columns(lax.optimization_barrier(jnp.max(groups, axis=2)), k)[1], axis=1)
+    values, at = _whole_top_k(jnp.take_along_axis(groups, chosen[:, :, None], axis=1).reshape(R, -1), k)
+    return values, jnp.take_along_axis(chosen, at // GROUP_COLUMNS, 1) * GROUP_COLUMNS + at % GROUP_COLUMNS
+
+
+def _whole_top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """`lax.top_k`, kept whole: when its result is sliced further, XLA turns it into a full sort, 30 times slower on CPUs."""
     values, at = lax.top_k(x, k)
     return lax.optimization_barrier(values), lax.optimization_barrier(at)  # one each: XLA cannot compile a barrier of both
@@ -375,8 +388,12 @@ def _coherence(
     scale = inverse_length[positions]  # [R, n]
     at = positions - first
     here = (at >= 0) & (at < len(head))
-    rows = head[jnp.where(here, at, 0)].astype(jnp.float32)  # [R, n, D]
-    total = jnp.sum(rows * jnp.where(here, scale, 0)[:, :, None], axis=1)
+    # Gathered as integers: XLA's CPU backend would make a float32 copy of a whole bfloat16 head.
+    bits = lax.bitcast_convert_type(head, jnp.uint16 if head.dtype == jnp.bfloat16 else jnp.uint32)
+    at, scale_here = jnp.where(here, at, 0), jnp.where(here, scale, 0)
+    total = jnp.zeros((R, head.shape[1]), jnp.float32)
+    for i in range(n):
+        total += lax.bitcast_convert_type(bits[at[:, i]], head.dtype).astype(jnp.float32) * scale_here[:, i : i + 1]
     if axis:
         total = lax.psum(total, axis)
     total = total - jnp.sum(scale, axis=1, keepdims=True) * center
