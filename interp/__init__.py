@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interp.atlas import Atlas
     from interp.query import find, neighbours, show
-    from interp.rank import rank
+    from interp.ranking import rank
     from interp.run import Control, Settings, map_model
     from interp.tokens import parse_query
 
 __all__ = ["Atlas", "Control", "Settings", "find", "map_model", "neighbours", "parse_query", "rank", "show"]
 
-_HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "rank"}
+_HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "ranking"}
 _HOMES |= dict.fromkeys(("find", "neighbours", "show"), "query") | dict.fromkeys(("Control", "Settings", "map_model"), "run")
 
 

@@ -1,6 +1,6 @@
 """The map of a model's neurons on disk: a folder that is written layer by layer and read column by column.
 
-    meta.json            how the map was made, and a sha256 of every other file
+    meta.json            how the map was made, with a sha256 of every other file and of itself
     tokens.parquet       one row per vocabulary entry: bytes, display text, group, class, allowed, same_row
     layers/00.parquet    one row per neuron and pole, pole +w before -w; see `LAYER_COLUMNS`
     control/00.parquet   the same columns for random rows with the layer's statistics, when the map has a control
@@ -9,9 +9,7 @@ Ids are the identity; text is a view. Every file appears whole or not at all, so
 """
 
 import dataclasses
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -22,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from interp.files import read_checked, sha256, write_atomically
 from jaxllm.config import read_json
 from jaxllm.errors import UserError
 
@@ -29,7 +28,6 @@ FORMAT = "jaxllm neuron map"
 VERSION = 1
 NO_TOKEN = -1  # in `ids`: no label, because the row is zero or not finite
 MAX_META_BYTES = 16 << 20
-MAX_FILE_BYTES = 4 << 30
 
 # Bits of the column `flags`.
 DEGENERATE = 1  # the row is zero: nothing to decode
@@ -183,16 +181,19 @@ class AtlasWriter:
                 "version": VERSION,
                 "complete": False,
                 "settings": dict(settings),
-                "settings_sha256": sha256(json.dumps(settings, sort_keys=True).encode()),
                 **about,
                 "layers": {},
                 "control": None,
                 "controls": {},
             }
-        for folder in ("layers", "control"):
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-        self.meta["tokens_sha256"] = self._write_table("tokens.parquet", _tokens_table(tokens))
+        data = _parquet(_tokens_table(tokens))
+        self.meta["tokens_sha256"] = sha256(data)
+        # The description comes first: a run that is killed from here on can be continued.
+        self.path.mkdir(parents=True, exist_ok=True)
         self._write_meta()
+        for folder in ("layers", "control"):
+            (self.path / folder).mkdir(exist_ok=True)
+        write_atomically(self.path / "tokens.parquet", data)
 
     def has_layer(self, layer: int) -> bool:
         return self._intact("layers", layer)
@@ -232,15 +233,12 @@ class AtlasWriter:
             return False
 
     def _write_table(self, name: str, table: pa.Table) -> str:
-        sink = pa.BufferOutputStream()
-        floats = [_leaf(field) for field in table.schema if pa.types.is_floating(_value_type(field))]
-        others = [_leaf(field) for field in table.schema if not pa.types.is_floating(_value_type(field))]
-        pq.write_table(table, sink, compression="zstd", use_dictionary=others, use_byte_stream_split=floats)
-        data = sink.getvalue()
+        data = _parquet(table)
         write_atomically(self.path / name, data)
         return sha256(data)
 
     def _write_meta(self) -> None:
+        self.meta["sha256"] = _meta_hash(self.meta)
         write_atomically(self.path / "meta.json", json.dumps(self.meta, indent=1).encode())
 
 
@@ -254,15 +252,13 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise UserError(f"{file}: not the description of a neuron map")
     if meta.get("version") != VERSION:
         raise UserError(f"{file}: version {meta.get('version')!r} of the format, not {VERSION}; map the model again")
-    try:
-        checked = sha256(json.dumps(meta["settings"], sort_keys=True).encode()) == meta["settings_sha256"]
-        file_hashes(meta)
-        checked &= meta["model"]["neurons"] > 0 and meta["settings"]["top_k"] > 0
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{file} is damaged: {type(error).__name__} at {error}") from None
-    if not checked:
-        raise UserError(f"{file} is damaged: its settings do not match their hash")
+    if meta.get("sha256") != _meta_hash(meta):
+        raise UserError(f"{file} is damaged: it does not match its own sha256; delete the folder and map the model again")
     return meta
+
+
+def _meta_hash(meta: Mapping[str, Any]) -> str:
+    return sha256(json.dumps({k: v for k, v in meta.items() if k != "sha256"}, sort_keys=True).encode())
 
 
 def file_hashes(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -273,41 +269,12 @@ def file_hashes(meta: Mapping[str, Any]) -> dict[str, str]:
     return files
 
 
-def read_checked(path: Path, digest: str) -> bytes:
-    """The content of a file. Raises UserError when it is missing, too large or its sha256 is not ``digest``."""
-    remedy = "run `jaxllm map` again with the same settings: only what is damaged is made anew"
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path}: {path.stat().st_size} bytes is too large for a file of a map")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
-    if sha256(data) != digest:
-        raise UserError(f"{path} is damaged: its sha256 is not the one in meta.json; {remedy}")
-    return data
-
-
-def write_atomically(path: Path, data: Any) -> None:
-    """Writes bytes so that ``path`` holds either its old content or all of the new, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def sha256(data: Any) -> str:
-    """Hexadecimal sha256 of bytes or of a contiguous buffer."""
-    return hashlib.sha256(data).hexdigest()
+def _parquet(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    floats = [_leaf(field) for field in table.schema if pa.types.is_floating(_value_type(field))]
+    others = [_leaf(field) for field in table.schema if not pa.types.is_floating(_value_type(field))]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=others, use_byte_stream_split=floats)
+    return sink.getvalue()
 
 
 def _layer_table(layer: int, columns: Columns) -> pa.Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interp.atlas import FLAGS, NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas
-from interp.rank import RANKINGS, rank
+from interp.ranking import RANKINGS, rank
 from interp.rows import BLOCK_BYTES, tensor_name
 from jaxllm.errors import UserError
 
@@ -85,7 +85,7 @@ class Neighbour:
 
 def parse_neuron(text: str) -> tuple[int, int]:
     """``L12/N345`` -> (12, 345). Raises UserError for another form."""
-    match = re.fullmatch(r"[Ll](\d{1,6})/[Nn](\d{1,9})", text.strip())
+    match = re.fullmatch(r"[Ll]([0-9]{1,6})/[Nn]([0-9]{1,9})", text.strip())
     if match is None:
         raise UserError(f"{text!r} is not a neuron; write layer and number as in L12/N345, both counted from 0")
     return int(match[1]), int(match[2])

@@ -7,6 +7,7 @@ prepared copy, and two layers.
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,16 @@ import numpy as np
 
 from interp import head as head_lib
 from interp import rows as rows_lib
-from interp.atlas import AMBIGUOUS, DEGENERATE, DUPLICATE, FLAGS, NO_TOKEN, NONFINITE, Atlas, AtlasWriter, Tokens, sha256
+from interp.atlas import AMBIGUOUS, DEGENERATE, DUPLICATE, FLAGS, NO_TOKEN, NONFINITE, Atlas, AtlasWriter, Tokens
 from interp.decode import COHERENCE_K, Decoded, decode
+from interp.files import only_writer, sha256
 from interp.rows import Layer, Norm, Site
 from interp.tokens import Masks
 from interp.vocabulary import describe, prepare
 from jaxllm.errors import UserError
 from jaxllm.load import Checkpoint
+
+log = logging.getLogger(__name__)
 
 ROWS_PER_CALL = {"cpu": 512}  # rows of one call to the kernel, by platform; also the step of the progress
 DEFAULT_ROWS_PER_CALL = 4096
@@ -110,7 +114,7 @@ def map_model(
     Returns:
       The map, open for reading.
     Raises:
-      UserError: unknown layer, damaged head, or ``out`` holds something else.
+      UserError: unknown layer, damaged head, ``out`` holds something else, or another run is writing it.
     """
     begun = time.perf_counter()
     settings = settings or Settings()
@@ -143,23 +147,25 @@ def map_model(
         "config_sha256": _json_hash(cfg.to_hf()),
         "tokenizer_sha256": described.tokenizer_sha256,
     }
-    writer = AtlasWriter(out, fixed, about, tokens)
-    if control is not None:
-        control = dataclasses.replace(control, rows=min(control.rows, cfg.intermediate_size))
-        writer.set_control(**dataclasses.asdict(control))
-    todo = [n for n in layers if not writer.has_layer(n) or (control is not None and not writer.has_control(n))]
-    if todo:
-        run = _Run(checkpoint, settings, head, tokens, mesh, progress)
-        run.map_layers(writer, todo, control)
-    atlas = Atlas(out)
-    if todo or "agreement" not in writer.meta:
-        layer_hashes = {n: record["weights_sha256"] for n, record in writer.meta["layers"].items()}
-        timings = writer.meta.get("timings", {})
-        writer.finish(
-            agreement=agreement(atlas, checkpoint, head, settings),
-            weights_sha256=_json_hash({"head": head.sha256, **layer_hashes}),
-            timings={**timings, "last_run_seconds": round(time.perf_counter() - begun, 3)},
-        )
+    with only_writer(out):
+        writer = AtlasWriter(out, fixed, about, tokens)
+        if control is not None:
+            control = dataclasses.replace(control, rows=min(control.rows, cfg.intermediate_size))
+            writer.set_control(**dataclasses.asdict(control))
+        todo = [n for n in layers if not writer.has_layer(n) or (control is not None and not writer.has_control(n))]
+        log.info("%s: %d layers to decode, %d are there already", out, len(todo), len(layers) - len(todo))
+        if todo:
+            run = _Run(checkpoint, settings, head, tokens, mesh, progress)
+            run.map_layers(writer, todo, control)
+        atlas = Atlas(out)
+        if todo or "agreement" not in writer.meta:
+            layer_hashes = {n: record["weights_sha256"] for n, record in writer.meta["layers"].items()}
+            timings = writer.meta.get("timings", {})
+            writer.finish(
+                agreement=agreement(atlas, checkpoint, head, settings),
+                weights_sha256=_json_hash({"head": head.sha256, **layer_hashes}),
+                timings={**timings, "last_run_seconds": round(time.perf_counter() - begun, 3)},
+            )
     return Atlas(out)
 
 
@@ -207,6 +213,7 @@ class _Run:
                 columns |= dict.fromkeys(("read_write", "norm_up", "norm_gate", "norm_down"), blank)
                 columns[f"norm_{self.settings.site}"] = np.linalg.norm(drawn, axis=1)
                 writer.write_control(layer.number, columns, _counts(columns["flags"]))
+            log.info("layer %d: decoded and written in %.1f s", layer.number, time.perf_counter() - begun)
 
     def decode(self, rows: np.ndarray, length: np.ndarray, layer: int) -> dict[str, np.ndarray]:
         """The pole columns of a layer file for ``rows [N, D]`` of the given lengths ``[N]``."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from interp.atlas import NO_TOKEN, Atlas
-from interp.rank import Ranking, control_specialised, rank, specialised
+from interp.ranking import Ranking, control_specialised, rank, specialised
 
 
 @dataclasses.dataclass(frozen=True)

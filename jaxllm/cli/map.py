@@ -9,7 +9,7 @@ import tyro
 if TYPE_CHECKING:
     from interp.atlas import Atlas
     from interp.query import Match, Neuron, Token
-    from interp.rank import Ranking
+    from interp.ranking import Ranking
 
 SHOWN_NEURONS = 20
 SHOWN_TOKENS = 8
@@ -184,7 +184,7 @@ def parse_layers(text: str) -> list[int]:
 
     chosen: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,5})(?::(\d{1,5}))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?::([0-9]{1,5}))?\s*", part)
         if match is None or (match[2] and int(match[2]) <= int(match[1])):
             raise UserError(f"--layers {text!r}: write FROM:TO with FROM below TO, or single layers, such as 0:8 or 0:4,29")
         chosen += range(int(match[1]), int(match[2] or int(match[1]) + 1))
@@ -219,7 +219,7 @@ class _Bar:
 def _print_summary(atlas: "Atlas", decoded: int, times: dict[str, float]) -> None:
     from interp import stats
     from interp.atlas import FLAGS
-    from interp.rank import RANKINGS, rank
+    from interp.ranking import RANKINGS, rank
     from jaxllm.cli import console
 
     rankings = {name: rank(atlas, name) for name in RANKINGS}
@@ -255,7 +255,7 @@ def _print_summary(atlas: "Atlas", decoded: int, times: dict[str, float]) -> Non
 
 def _ranking_table(atlas: "Atlas", ranking: "Ranking") -> Any:
     from interp.query import POLES, pole_tokens
-    from interp.rank import RANKINGS
+    from interp.ranking import RANKINGS
 
     table = _table(
         f"Best by {ranking.name}: {RANKINGS[ranking.name]}", "neuron", "pole", "p", "coherence", "sigmas", "top tokens"

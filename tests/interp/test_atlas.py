@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from interp.atlas import NEURON_STATISTICS, POLE_STATISTICS, Atlas, AtlasWriter, Tokens, write_atomically
+from interp import atlas as atlas_module
+from interp.atlas import NEURON_STATISTICS, POLE_STATISTICS, Atlas, AtlasWriter, Tokens
+from interp.files import write_atomically
 from jaxllm.errors import UserError
 
 F, K, V = 5, 3, 11
@@ -129,6 +131,7 @@ def test_an_untouched_map_passes(folder):
         lambda meta: meta.pop("tokens_sha256"),
         lambda meta: meta.update(layers=[]),
         lambda meta: meta["model"].update(neurons="many"),
+        lambda meta: meta.pop("sha256"),
     ],
 )
 def test_a_damaged_description_is_refused(folder, edit):
@@ -145,13 +148,22 @@ def test_a_map_without_a_finished_layer_says_so(tmp_path):
         Atlas(tmp_path / "map")
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    with pytest.raises(TypeError):
-        write_atomically(path, "text is not bytes")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+@pytest.mark.parametrize("moment", [1, 2])
+def test_a_map_whose_first_files_were_cut_off_can_be_continued(tmp_path, monkeypatch, moment):
+    written = []
+
+    def killed(path, data):
+        written.append(path.name)
+        if len(written) == moment:
+            raise KeyboardInterrupt
+        write_atomically(path, data)
+
+    monkeypatch.setattr(atlas_module, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        AtlasWriter(tmp_path / "map", SETTINGS, ABOUT, TOKENS)
+    monkeypatch.undo()
+    AtlasWriter(tmp_path / "map", SETTINGS, ABOUT, TOKENS).write_layer(0, columns(0), {})
+    Atlas(tmp_path / "map").verify()
 
 
 def test_a_map_can_be_moved(folder, tmp_path):

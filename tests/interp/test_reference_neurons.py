@@ -15,7 +15,7 @@ import pytest
 from interp.atlas import Atlas
 from interp.decode import decode
 from interp.head import read_head
-from interp.rank import rank
+from interp.ranking import rank
 from interp.rows import NORMS, directions, tensor_name
 from interp.run import Settings, map_model
 from interp.tokens import Masks, parse_query

@@ -13,7 +13,7 @@ import tiny
 
 from interp import report
 from interp.atlas import NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas, AtlasWriter, Tokens
-from interp.rank import rank
+from interp.ranking import rank
 from interp.run import Control, Settings, map_model
 from jaxllm.cli import main
 

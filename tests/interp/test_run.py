@@ -342,6 +342,25 @@ def test_a_damaged_layer_is_made_anew(tmp_path):
     assert np.array_equal(after.column("ids"), before)
 
 
+def test_the_log_tells_what_is_done_and_what_was_there(tmp_path, caplog):
+    checkpoint = tiny.checkpoint(tmp_path / "model")
+    map_model(checkpoint, tmp_path / "map", layers=[1])
+    with caplog.at_level("INFO", "interp"):
+        map_model(checkpoint, tmp_path / "map")
+    assert f"{tmp_path / 'map'}: 2 layers to decode, 1 are there already" in caplog.messages
+    assert [m.split(":")[0] for m in caplog.messages if m.startswith("layer ")] == ["layer 0", "layer 2"]
+
+
+def test_two_runs_do_not_write_one_map(tmp_path):
+    checkpoint = tiny.checkpoint(tmp_path / "model")
+
+    def meanwhile(p):
+        with pytest.raises(UserError, match="another run is writing this map"):
+            map_model(checkpoint, tmp_path / "map")
+
+    assert map_model(checkpoint, tmp_path / "map", progress=meanwhile).meta["complete"]
+
+
 def test_another_models_map_is_not_continued(tmp_path):
     map_model(tiny.checkpoint(tmp_path / "a"), tmp_path / "map", layers=[0])
     with pytest.raises(UserError, match=r"head_sha256.*choose another --out"):

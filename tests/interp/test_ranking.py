@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from interp import rank, stats
+from interp import ranking as rankings
+from interp import stats
 from interp.atlas import DEGENERATE, NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas, AtlasWriter, Tokens
 from jaxllm.errors import UserError
 
@@ -54,7 +55,7 @@ def test_a_neuron_stands_where_its_better_pole_stands(tmp_path):
         columns["coherence"][4, 1] = columns["zmax_sigma"][4, 1] = 9
         columns["coherence"][2, 0] = 8
 
-    ranking = rank.rank(build(tmp_path / "map", edit))
+    ranking = rankings.rank(build(tmp_path / "map", edit))
     assert ranking.top(2) == [(0, 4, 1), (0, 2, 0)]
     assert (ranking.place[0, 4], ranking.pole[0, 4]) == (0, 1)
     assert ranking.order.tolist() == [4, 2, 0, 1, 3, 5]  # ties keep the order of the neurons
@@ -67,7 +68,7 @@ def test_tokens_that_top_many_rows_count_less(tmp_path):
         columns["coherence"][1:3] = columns["zmax_sigma"][1:3] = 5
         columns["ids"][1] = [0, 3, 4, 5]
 
-    ranking = rank.rank(build(tmp_path / "map", edit))
+    ranking = rankings.rank(build(tmp_path / "map", edit))
     assert ranking.place[0, 1] == 0
     assert ranking.place[0, 2] == 1
 
@@ -78,10 +79,10 @@ def test_rows_without_a_label_come_last(tmp_path):
         columns["flags"][3] = DEGENERATE
         columns["ids"][3] = NO_TOKEN
 
-    ranking = rank.rank(build(tmp_path / "map", edit))
+    ranking = rankings.rank(build(tmp_path / "map", edit))
     assert ranking.order[-1] == 3
     assert (ranking.score[0, 3] == -1).all()
-    assert rank.rank(build(tmp_path / "map2", edit), "concepts").order[-1] == 3
+    assert rankings.rank(build(tmp_path / "map2", edit), "concepts").order[-1] == 3
 
 
 def test_spellings_of_one_word_count_once(tmp_path):
@@ -92,19 +93,19 @@ def test_spellings_of_one_word_count_once(tmp_path):
         columns["ids"][1] = [0, 4, 5, 6]
 
     atlas = build(tmp_path / "map", edit)
-    assert rank.rank(atlas, "concepts").top(1)[0][1] == 1
-    words = rank.stems(atlas.tokens)
+    assert rankings.rank(atlas, "concepts").top(1)[0][1] == 1
+    words = rankings.stems(atlas.tokens)
     assert words[0] == words[1] == words[2]
     assert words[9] == words[10]
     assert len({int(words[i]) for i in (0, 3, 4, 5, 6, 9)}) == 6
     assert (words[[7, 8, 11, 12]] == -1).all()  # a digit, half a character, one letter, a mark
-    first = rank.first_of_word(words[[[0, 1, 3, 8, 3, 4]]], np.array([[0, 1, 3, 8, 3, 4]]))
+    first = rankings.first_of_word(words[[[0, 1, 3, 8, 3, 4]]], np.array([[0, 1, 3, 8, 3, 4]]))
     assert first.tolist() == [[True, False, True, False, False, True]]
 
 
 def test_percentiles_are_shares_of_smaller_values():
     among = np.array([[1.0, 2.0], [2.0, 4.0]])
-    assert rank.percentiles(np.array([0.0, 1.0, 2.0, 3.0, 9.0]), among).tolist() == [0, 0, 0.25, 0.75, 1]
+    assert rankings.percentiles(np.array([0.0, 1.0, 2.0, 3.0, 9.0]), among).tolist() == [0, 0, 0.25, 0.75, 1]
 
 
 def test_the_control_sets_the_bar(tmp_path):
@@ -116,8 +117,10 @@ def test_the_control_sets_the_bar(tmp_path):
         columns["coherence"][:] = columns["zmax_sigma"][:] = np.linspace(0, 1, 50)[:, None]
 
     atlas = build(tmp_path / "map", edit, control=control)
-    assert np.argwhere(rank.specialised(atlas)).tolist() == [[0, 4, 1]]
-    assert rank.control_thresholds(atlas)["coherence"][0] == pytest.approx(np.quantile(np.linspace(0, 1, 50).repeat(2), 0.99))
+    assert np.argwhere(rankings.specialised(atlas)).tolist() == [[0, 4, 1]]
+    assert rankings.control_thresholds(atlas)["coherence"][0] == pytest.approx(
+        np.quantile(np.linspace(0, 1, 50).repeat(2), 0.99)
+    )
     count = stats.layer_counts(atlas)[0]
     assert (count.layer, count.neurons, count.specialised) == (0, F, 1)
     assert count.specialised_by_chance == pytest.approx(1 / 50)
@@ -136,7 +139,7 @@ def test_neurons_above_the_control_score_higher_than_99_percent_of_it(tmp_path):
 
 def test_counts_against_a_control_need_one(tmp_path):
     atlas = build(tmp_path / "map")
-    assert rank.rank(atlas).control is None
+    assert rankings.rank(atlas).control is None
     with pytest.raises(UserError, match="no control rows; run `jaxllm map` with --control"):
         stats.layer_counts(atlas)
 
@@ -151,3 +154,10 @@ def test_labels_are_counted_by_class_and_by_token(tmp_path):
     assert stats.class_shares(atlas) == {"normal": 1.0}
     assert stats.frequent_labels(atlas) == [(11, 4), (0, 1)]
     assert stats.coverage(atlas) == pytest.approx(2 / V)
+
+
+def test_the_front_door_has_the_function_also_after_the_module():
+    import interp
+
+    assert interp.rank is rankings.rank
+    assert all(callable(getattr(interp, name)) for name in interp.__all__)
