@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from trees import by_name
 
 from jaxllm import model, params, sharding
 from jaxllm.config import PRESETS, Config, RopeScaling
@@ -54,14 +55,8 @@ def ids() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(weights: params.Params, ids: np.ndarray) -> np.ndarray:
-    flat = {}
-    for path in params.table(CFG):
-        node = weights
-        for key in path:
-            node = node[key]
-        flat[params.hf_name(path)] = np.asarray(node)
     freq = dense_llama.frequencies(16, 1000.0, {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64})
-    return dense_llama.forward(flat, ids.tolist(), H=6, K=2, C=16, eps=1e-5, freq=freq)
+    return dense_llama.forward(by_name(weights, CFG), ids.tolist(), H=6, K=2, C=16, eps=1e-5, freq=freq)
 
 
 def run(weights: params.Params, cfg: Config, ids: np.ndarray, **options) -> jax.Array:
