@@ -1,7 +1,9 @@
 """From a checkpoint on disk to parameters on devices, one tensor at a time."""
 
 import functools
+import logging
 import operator
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from jaxllm.params import Params
 from jaxllm.save import convert, save_params
 from jaxllm.tensors import Checkpoint, TensorInfo
 
+log = logging.getLogger(__name__)
+
 Index = tuple[slice, ...]
 
 __all__ = ["Checkpoint", "TensorInfo", "convert", "load_params", "open_checkpoint", "save_params"]
@@ -32,11 +36,16 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
       UserError: no such model, or it is damaged or not a Llama; all faults of a folder are in one message.
     """
     path = Path(path)
+    checkpoint: Checkpoint
     if path.is_dir():
-        return OrbaxCheckpoint(path) if is_orbax(path) else FolderCheckpoint(path)
-    if path.is_file() and path.suffix == ".gguf":
-        return GgufCheckpoint(path)
-    raise UserError(f"{path}: not a folder of safetensors nor a .gguf file")
+        checkpoint = OrbaxCheckpoint(path) if is_orbax(path) else FolderCheckpoint(path)
+    elif path.is_file() and path.suffix == ".gguf":
+        checkpoint = GgufCheckpoint(path)
+    else:
+        raise UserError(f"{path}: not a folder of safetensors nor a .gguf file")
+    cfg = checkpoint.config
+    log.info("%s: %d layers, width %d, vocabulary %d", path, cfg.num_hidden_layers, cfg.hidden_size, cfg.vocab_size)
+    return checkpoint
 
 
 def load_params(
@@ -57,6 +66,7 @@ def load_params(
     Raises:
       UserError: an untied model without a head tensor, or the file ended early.
     """
+    begun = time.perf_counter()
     checkpoint.require_head()
     cfg = checkpoint.config
     if isinstance(checkpoint, OrbaxCheckpoint):
@@ -79,7 +89,9 @@ def load_params(
             progress(done, total)
         return array
 
-    return params_lib.build(cfg, leaf, stacked=stacked)
+    tree = params_lib.build(cfg, leaf, stacked=stacked)
+    log.info("%s: %d parameters loaded in %.1f s", checkpoint.path, params_lib.count(cfg), time.perf_counter() - begun)
+    return tree
 
 
 def _read_tensor(checkpoint: Checkpoint, name: str, dtype: Any) -> Callable[[Index], np.ndarray]:

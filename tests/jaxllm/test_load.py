@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from trees import by_name
 
 from jaxllm import load, params, tensors
 from jaxllm.config import Config
@@ -26,13 +27,7 @@ SHARDS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 @pytest.fixture
 def weights(tiny_params: params.Params, tiny_config: Config) -> dict[str, np.ndarray]:
     """The tiny model's tensors under their Hugging Face names."""
-    flat = {}
-    for path in params.table(tiny_config):
-        leaf = tiny_params
-        for key in path:
-            leaf = leaf[key]
-        flat[params.hf_name(path)] = np.asarray(leaf)
-    return flat
+    return by_name(tiny_params, tiny_config)
 
 
 def write(folder: Path, weights: dict[str, np.ndarray], config: dict, shards: int = 1) -> Path:
@@ -106,6 +101,13 @@ def test_element_types_are_read_exactly(tmp_path, tiny_config, weights) -> None:
     up = loaded["layers"][1]["mlp"]["up_proj"]["weight"]
     np.testing.assert_array_equal(up, mixed[UP].astype(np.float32))
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype(np.float32)}
+
+
+def test_the_log_tells_what_is_loaded(tiny_folder, caplog) -> None:
+    with caplog.at_level("INFO", "jaxllm"):
+        load.load_params(load.open_checkpoint(tiny_folder))
+    assert caplog.messages[0] == f"{tiny_folder}: 3 layers, width 32, vocabulary 97"
+    assert "parameters loaded in" in caplog.messages[1]
 
 
 def test_progress_is_reported_per_leaf(tiny_folder) -> None:
