@@ -5,6 +5,7 @@ reader of stdout went away.
 """
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,19 @@ from jaxllm.errors import UserError
 EXIT_USER_ERROR = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
+
+# What the file system refuses; the user mends it, so it needs no traceback.
+REFUSALS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,10 +100,13 @@ def _run(command: commands.Command, verbose: bool) -> int:
         return EXIT_USER_ERROR
     except BrokenPipeError:
         raise
-    except Exception:
+    except Exception as error:
         # Native code that was interrupted reports an error of its own.
         if interrupt.requested():
             return _interrupted()
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            print(f"jaxllm: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+            return EXIT_USER_ERROR
         raise
     return 0
 

@@ -34,6 +34,8 @@ class Fake:
             raise UserError("file.bin: key 'x' has shape (2, 3); expected (3, 2)")
         if self.fail == "interrupt":
             raise KeyboardInterrupt
+        if self.fail == "disk":
+            raise OSError(28, "No space left on device", "maps/layers/03.parquet")
         if self.fail == "bug":
             raise ZeroDivisionError("bug")
         for _ in range(self.count):
@@ -111,6 +113,12 @@ def test_results_go_to_stdout_alone(capsys: pytest.CaptureFixture[str]):
 def test_a_users_mistake_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["fake", "--fail", "user"]) == 1
     assert capsys.readouterr() == ("", "jaxllm: file.bin: key 'x' has shape (2, 3); expected (3, 2)\n")
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_full_disk_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["fake", "--fail", "disk"]) == 1
+    assert capsys.readouterr() == ("", "jaxllm: maps/layers/03.parquet: No space left on device\n")
 
 
 @pytest.mark.usefixtures("fake")
@@ -210,10 +218,12 @@ def test_the_users_own_settings_win(tmp_path: Path):
 
 
 # Stands for a command: the listing of commands is replaced before the dispatcher looks.
+# It ends by itself, native code or not, when the test that started it was killed.
 # A shell's background process ignores SIGINT; a user's foreground one, which is meant here, does not.
 COMMAND = """
 import dataclasses, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.alarm({limit})
 from jaxllm.cli import commands, console, main
 @dataclasses.dataclass(frozen=True)
 class Slow:
@@ -224,6 +234,7 @@ commands.grouped = lambda: {{"Fakes": {{"slow": Slow}}}}
 sys.argv = ["jaxllm", "slow"]
 sys.exit(main())
 """
+CHILD_SECONDS = 60
 BODIES = {
     "sleep": "console.write('started'); time.sleep(60)",
     "import": "console.write('started')\n        while True: exec('import this', {}); sys.modules.pop('this', None)",
@@ -240,20 +251,18 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 def test_ctrl_c_in_the_middle_of_anything(body: str):
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND.format(body=BODIES[body])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    while process.stdout.readline() != "started\n":
-        assert process.poll() is None
-    time.sleep(0.5)
-    start = time.perf_counter()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    command = [sys.executable, "-c", COMMAND.format(body=BODIES[body], limit=CHILD_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            while process.stdout.readline() != "started\n":
+                assert process.poll() is None
+            time.sleep(0.5)
+            start = time.perf_counter()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err
@@ -262,7 +271,7 @@ def test_ctrl_c_in_the_middle_of_anything(body: str):
 
 def test_a_closed_pipe_is_quiet():
     body = 'console.write("started"); [console.write("x" * 100) for _ in range(100000)]'
-    line = f"{sys.executable} -c '{COMMAND.format(body=body)}' 2>&1 | head -1; echo ${{PIPESTATUS[0]}}"
+    line = f"{sys.executable} -c '{COMMAND.format(body=body, limit=CHILD_SECONDS)}' 2>&1 | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.stdout == "started\n141\n"
     assert done.stderr == ""
