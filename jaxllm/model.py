@@ -23,7 +23,7 @@ from jaxllm.config import Config
 from jaxllm.params import Params
 from jaxllm.sharding import constrain
 
-KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, S, K, C]
+KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, K, S, C]
 
 FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
 
@@ -100,11 +100,13 @@ class Attention(nnx.Module):
             q, k = rope.rotate(q, *ctx.rotation), rope.rotate(k, *ctx.rotation)
         if held is not None and ctx.at is not None:
             with jax.named_scope("cache"):
-                k = split(kv.write(held[0], k, ctx.at), "batch", "length", "kv_heads", None)
-                v = split(kv.write(held[1], v, ctx.at), "batch", "length", "kv_heads", None)
+                k = split(kv.write(held[0], k, ctx.at), "batch", "kv_heads", "length", None)
+                v = split(kv.write(held[1], v, ctx.at), "batch", "kv_heads", "length", None)
                 held = k, v
+        else:
+            k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         with jax.named_scope("attend"):
-            out = split((_attend_one if T == 1 else _attend)(q, k, v, ctx.mask), "batch", "length", "heads", None)
+            out = split(_attend(q, k, v, ctx.mask), "batch", "length", "heads", None)
         with jax.named_scope("o_proj"):
             return self.o_proj(out.reshape(B, T, -1)), held
 
@@ -232,18 +234,13 @@ def _rematerialised(function: Callable, remat: bool) -> Callable:
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Queries [B, T, H, C] on keys and values [B, S, K, C]; mask [B, 1, T, S]; returns [B, T, H, C]."""
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="xla")
-
-
-def _attend_one(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """`_attend` for T = 1, where the time goes into reading the cache once."""
-    B, _, H, C = q.shape
-    K = k.shape[2]
-    grouped = q.reshape(B, K, H // K, C)
-    scores = jnp.einsum("bkgc,bskc->bkgs", grouped, k, preferred_element_type=jnp.float32) / math.sqrt(C)
-    weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgs,bskc->bkgc", weights, v).reshape(B, 1, H, C)
+    """Queries [B, T, H, C] on keys and values [B, K, S, C]; mask [B, 1, T, S]; returns [B, T, H, C]."""
+    B, T, H, C = q.shape
+    K = k.shape[1]
+    grouped = q.reshape(B, T, K, H // K, C)
+    scores = jnp.einsum("btkgc,bksc->bkgts", grouped, k, preferred_element_type=jnp.float32) / math.sqrt(C)
+    weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgts,bksc->bkgtc", weights, v).transpose(0, 3, 1, 2, 4).reshape(B, T, H, C)
 
 
 @functools.lru_cache

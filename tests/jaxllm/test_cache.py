@@ -28,10 +28,10 @@ def step(tiny_params, tiny_config):
 
 
 def test_write_drops_what_is_beyond_the_end():
-    held = jnp.zeros((2, 4, 1, 2))
+    held = jnp.zeros((2, 1, 4, 2))
     new = jnp.ones((2, 3, 1, 2)) * jnp.array([1.0, 2.0, 3.0])[None, :, None, None]
     out = kv.write(held, new, jnp.array([[0, 1, 4], [2, 4, 5]]))
-    np.testing.assert_array_equal(out[..., 0, 0], [[1, 2, 0, 0], [0, 0, 1, 0]])
+    np.testing.assert_array_equal(out[:, 0, :, 0], [[1, 2, 0, 0], [0, 0, 1, 0]])
 
 
 def test_mask_lets_a_token_read_itself_and_those_before():
@@ -44,8 +44,8 @@ def test_grow_keeps_the_content(tiny_config):
     grown = kv.grow(cache, 7)
     assert grown.size == 7
     np.testing.assert_array_equal(grown.lengths, [3, 3])
-    np.testing.assert_array_equal(grown.k[0][:, :4], cache.k[0])
-    assert not grown.k[0][:, 4:].any()
+    np.testing.assert_array_equal(grown.k[0][:, :, :4], cache.k[0])
+    assert not grown.k[0][:, :, 4:].any()
 
 
 def test_prefill_then_decode_equals_full_forward_at_every_position(tiny_params, tiny_config, tokens, step):
@@ -73,7 +73,7 @@ def test_prompt_in_pieces_equals_prompt_at_once(tiny_params, tiny_config, tokens
 def test_what_is_beyond_a_row_is_never_read(tiny_config, tokens, step):
     cache = kv.create(tiny_config, 4, TOTAL, jnp.float32)
     _, cache = step(cache, tokens[:, :11], LENGTHS)
-    beyond = jnp.arange(TOTAL)[None, :, None, None] >= cache.lengths[:, None, None, None]
+    beyond = jnp.arange(TOTAL)[:, None] >= cache.lengths[:, None, None, None]
     dirty = dataclasses.replace(cache, k=tuple(jnp.where(beyond, 1e4, x) for x in cache.k))
     dirty = dataclasses.replace(dirty, v=tuple(jnp.where(beyond, -1e4, x) for x in dirty.v))
     one = np.ones(4, np.int32)

@@ -52,4 +52,4 @@ def test_smaller_presets_trace(tied: str):
     state = jax.eval_shape(
         functools.partial(generate.prefill, cfg=cfg, S=S, N=16), weights, tokens=tokens, lengths=lengths, keys=key, stops=stops
     )
-    assert state.cache.k[0].shape == (1, S, 8, cfg.head_dim)
+    assert state.cache.k[0].shape == (1, 8, S, cfg.head_dim)

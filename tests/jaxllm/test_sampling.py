@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm.errors import UserError
-from jaxllm.sampling import GREEDY, NUCLEUS, Sampler, sample
+from jaxllm.sampling import GREEDY, GROUP, NUCLEUS, Sampler, sample
 
 DRAWS = 20_000
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.15, 0.1], np.float32))
@@ -26,6 +26,14 @@ def test_greedy_takes_the_lowest_of_equal_ids():
     ids = sample(jnp.array([[0.0, 2.0, 2.0, 1.0]]), jax.random.split(jax.random.key(0), 1), GREEDY)
     assert ids.dtype == jnp.int32
     assert ids.tolist() == [1]
+
+
+@pytest.mark.parametrize("V", [GROUP, 4 * GROUP, 4 * GROUP + 1])
+def test_greedy_by_groups_takes_the_lowest_of_equal_ids(V: int):
+    """Few distinct values, so that the best stands many times in a row: within one group and in several."""
+    values = np.random.default_rng(0).integers(0, 20, (64, V)).astype(np.float32)
+    ids = sample(jnp.asarray(values), jax.random.split(jax.random.key(0), 64), GREEDY)
+    np.testing.assert_array_equal(ids, [row.tolist().index(row.max()) for row in values])
 
 
 @pytest.mark.parametrize("sampler", [Sampler(temperature=1.0, top_k=1), Sampler(temperature=1.0, top_p=1e-6)])
