@@ -57,6 +57,8 @@ def resolve(model: str) -> Path:
     Raises:
       UserError: nothing of that name, or it could not be fetched; the message says what to do.
     """
+    if not model:
+        raise UserError("MODEL is empty; give a folder, a .gguf file, a Hugging Face id (org/name), or smollm2")
     if model == "smollm2":
         return _smollm2()
     path = Path(model).expanduser()

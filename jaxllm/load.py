@@ -38,6 +38,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     checkpoint: Checkpoint
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path}: not a model's folder: it has no config.json")
         checkpoint = OrbaxCheckpoint(path) if is_orbax(path) else FolderCheckpoint(path)
     elif path.is_file() and path.suffix == ".gguf":
         checkpoint = GgufCheckpoint(path)

@@ -94,8 +94,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that takes its place when the block ends well, and vanishes when it does not."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already exists; remove it or choose another name")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error.strerror}; choose another place") from None
     try:
         partial.chmod(0o755)
         yield partial

@@ -301,9 +301,9 @@ def _print_csv(matches: "list[Match]") -> None:
 
 
 def _neuron_tables(neuron: "Neuron") -> list[Any]:
-    title = f"L{neuron.layer}/N{neuron.neuron}"
     places = ", ".join(f"{place:,} by {name}" for name, place in neuron.places.items())
-    tokens = _table(f"{title}: place {places}; better pole {neuron.better_pole}", "+", "p", "-", "p")
+    heading = f"L{neuron.layer}/N{neuron.neuron}: place {places}; better pole {neuron.better_pole}"
+    tokens = _table("", "+", "p", "-", "p")
     plus, minus = (pole.tokens for pole in neuron.poles)
     for a, b in zip(plus, minus, strict=True):
         tokens.add_row(a.display, f"{a.probability:.4f}", b.display, f"{b.probability:.4f}")
@@ -314,7 +314,7 @@ def _neuron_tables(neuron: "Neuron") -> list[Any]:
     for name, standing in neuron.statistics.items():
         statistics.add_row(name, *_standing(standing))
     flags = [f"{pole.pole}: {', '.join(pole.flags)}" for pole in neuron.poles if pole.flags]
-    return [tokens, statistics, *(["Flags " + "; ".join(flags)] if flags else [])]
+    return [heading, tokens, statistics, *(["Flags " + "; ".join(flags)] if flags else [])]
 
 
 def _standing(standing: Any) -> tuple[str, str, str]:

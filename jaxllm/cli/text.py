@@ -53,6 +53,8 @@ class Generate:
         sampler = Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         if self.system is not None and not self.chat:
             raise UserError("--system needs --chat")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError(f"--seed must fit into 64 bits, found {self.seed}")
         checkpoint = open_checkpoint(resolve(self.model))
         tokenizer = checkpoint.tokenizer()
         ids = self._encode(tokenizer, checkpoint.chat_template())

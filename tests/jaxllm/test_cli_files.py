@@ -43,6 +43,13 @@ def test_convert(tiny_folder, tmp_path, capsys: pytest.CaptureFixture, format: s
     assert "already exists" in capsys.readouterr().err
 
 
+def test_convert_into_a_place_that_cannot_be(tiny_folder, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").write_text("words")
+    assert main(["convert", str(tiny_folder), str(tmp_path / "file" / "out")]) == 1
+    assert capsys.readouterr().err.endswith("cannot be made: File exists; choose another place\n")
+    assert (tmp_path / "file").read_text() == "words"
+
+
 def test_convert_into_shards(tiny_folder, tmp_path) -> None:
     assert main(["convert", str(tiny_folder), str(tmp_path / "out"), "--max-shard-gb", "0.00006"]) == 0
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2

@@ -153,3 +153,8 @@ def test_impossible_requests_are_explained(prompts, max_tokens, match, weights, 
 def test_command_refuses_a_system_message_without_chat():
     with pytest.raises(UserError, match="--chat"):
         Generate(model="unused", prompt="x", system="y").run()
+
+
+def test_command_refuses_a_seed_beyond_64_bits():
+    with pytest.raises(UserError, match="--seed must fit into 64 bits"):
+        Generate(model="unused", prompt="x", seed=2**63).run()

@@ -119,6 +119,11 @@ def test_names_that_mean_nothing(model: str) -> None:
         hub.resolve(model)
 
 
+def test_an_empty_name_is_not_the_working_folder() -> None:
+    with pytest.raises(UserError, match="MODEL is empty"):
+        hub.resolve("")
+
+
 def test_ids_are_downloaded_without_code(tmp_path, monkeypatch) -> None:
     asked = {}
 

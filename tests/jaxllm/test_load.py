@@ -206,6 +206,8 @@ def test_quantised_folders_are_refused(tmp_path, tiny_config, weights) -> None:
 
 
 def test_what_is_not_a_model_is_refused(tmp_path, tiny_config) -> None:
+    with pytest.raises(UserError, match=r"not a model's folder: it has no config\.json"):
+        load.open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config.to_hf()))
     with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
         load.open_checkpoint(tmp_path)
