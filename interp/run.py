@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 ROWS_PER_CALL = {"cpu": 512}  # rows of one call to the kernel, by platform; also the step of the progress
 DEFAULT_ROWS_PER_CALL = 4096
 CONTROL_ROWS = 1024  # per layer; the 99th percentile of 2048 poles leaves twenty above it
+MAX_TOP_K = 1024  # a map holds the top of each distribution; all of it would be neurons times vocabulary
 AGREEMENT_ROWS = 1024  # compared with float32
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}  # half a unit in the last place
 
@@ -63,8 +64,8 @@ class Settings:
         ):
             if value not in choices:
                 raise UserError(f"{name} {value!r} is not known; choose one of {', '.join(choices)}")
-        if self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, found {self.top_k}")
+        if not 1 <= self.top_k <= MAX_TOP_K:
+            raise UserError(f"top_k must be from 1 to {MAX_TOP_K}, found {self.top_k}")
 
     @property
     def masks(self) -> Masks:

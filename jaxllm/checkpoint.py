@@ -46,7 +46,7 @@ def save_checkpoint(params: Params, cfg: Config, folder: Path | str, *, like: Ch
         if getattr(leaf, "shape", None) != spec.shape:
             raise UserError(f"{folder}: {_name(path)} is {getattr(leaf, 'shape', 'absent')}; the config implies {spec.shape}")
         leaves[_name(path)] = leaf
-    with new_folder(folder) as partial:
+    with new_folder(folder, sum(leaf.nbytes for leaf in leaves.values())) as partial:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(partial / ARRAYS, leaves)
         (partial / "config.json").write_text(json.dumps(cfg.to_hf(), indent=2) + "\n", encoding="utf-8")

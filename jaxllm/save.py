@@ -90,8 +90,11 @@ def convert(checkpoint: Checkpoint, folder: Path, *, dtype: Any = None, max_shar
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that takes its place when the block ends well, and vanishes when it does not."""
+def new_folder(folder: Path, nbytes: int) -> Iterator[Path]:
+    """A temporary folder beside ``folder`` that takes its place when the block ends well, and vanishes when it does not.
+
+    Raises UserError when the place is taken, cannot be written, or has less than ``nbytes`` bytes left.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already exists; remove it or choose another name")
     try:
@@ -100,6 +103,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be made: {error.strerror}; choose another place") from None
     try:
+        free = shutil.disk_usage(partial).free
+        if free < nbytes:
+            raise UserError(f"{folder}: needs {nbytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; choose another place")
         partial.chmod(0o755)
         yield partial
         partial.rename(folder)
@@ -146,13 +152,13 @@ def write_folder(folder: Path, cfg: Config, sources: list[Source], like: Checkpo
         if shards[-1] and sum(s.nbytes for s in shards[-1]) + source.nbytes > max_shard_bytes:
             shards.append([])
         shards[-1].append(source)
-    with new_folder(folder) as partial:
+    total = sum(source.nbytes for source in sources)
+    with new_folder(folder, total) as partial:
         names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
         for name, shard in zip(names, shards, strict=True):
             _write_safetensors(partial / name, shard)
         if len(shards) > 1:
             weight_map = {source.name: name for name, shard in zip(names, shards, strict=True) for source in shard}
-            total = sum(source.nbytes for source in sources)
             _write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         dtype = max(kinds, key=lambda kind: sum(source.nbytes for source in sources if source.dtype == kind))
         _write_json(partial / "config.json", {**cfg.to_hf(), "torch_dtype": dtype.name})

@@ -16,7 +16,11 @@ PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def _console(stderr: bool) -> "Console":
-    from rich.console import Console
+    from rich import console as rich_console
+
+    class Console(rich_console.Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError that rich is handling; its own way ends the process with 1
 
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -105,7 +105,8 @@ def _run(command: commands.Command, verbose: bool) -> int:
         if interrupt.requested():
             return _interrupted()
         if isinstance(error, OSError) and error.errno in REFUSALS:
-            print(f"jaxllm: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"jaxllm: {where}{error.strerror}", file=sys.stderr)
             return EXIT_USER_ERROR
         raise
     return 0

@@ -28,7 +28,7 @@ class Map:
     norm: Literal["rms", "final", "none"] = "rms"
     """scale each row, put it through the model's final norm, or leave it as it is"""
     top_k: int = 16
-    """tokens to keep per pole"""
+    """tokens to keep per pole, at most 1024"""
     layers: Annotated[str | None, tyro.conf.arg(metavar="FROM:TO")] = None
     """layers to map, TO excluded, such as 0:8 or 0:4,29 (default: all)"""
     dtype: Literal["float32", "bfloat16"] = "float32"

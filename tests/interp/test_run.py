@@ -373,6 +373,12 @@ def test_unknown_switches_are_refused(field):
         Settings(**{field: "x"})
 
 
+@pytest.mark.parametrize("top_k", [0, -3, 1025, 10**9])
+def test_only_the_top_is_kept(top_k):
+    with pytest.raises(UserError, match=f"top_k must be from 1 to 1024, found {top_k}"):
+        Settings(top_k=top_k)
+
+
 @pytest.mark.parametrize("layers", [[3], [-1], []])
 def test_unknown_layers_are_refused(tmp_path, layers):
     with pytest.raises(UserError, match="layers 0 to 2"):

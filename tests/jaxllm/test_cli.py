@@ -239,6 +239,11 @@ BODIES = {
     "sleep": "console.write('started'); time.sleep(60)",
     "import": "console.write('started')\n        while True: exec('import this', {}); sys.modules.pop('this', None)",
     "progress": "console.write('started')\n        with console.progress('Map', 10.0, 'neurons'): time.sleep(60)",
+    # What is raised in a callback of the garbage collector is lost.
+    "callback": """import gc
+        gc.callbacks.append(lambda phase, info: time.sleep(0.2))
+        console.write('started')
+        while True: gc.collect(); time.sleep(0.1)""",
     # Python sees the signal only when this call returns, minutes later.
     "native": "import hashlib; console.write('started'); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)",
     # The interpreter would wait for the device at exit.
@@ -269,8 +274,9 @@ def test_ctrl_c_in_the_middle_of_anything(body: str):
     assert time.perf_counter() - start < interrupt.GRACE_SECONDS + 3
 
 
-def test_a_closed_pipe_is_quiet():
-    body = 'console.write("started"); [console.write("x" * 100) for _ in range(100000)]'
+@pytest.mark.parametrize("call", ['console.write("x" * 100)', 'console.stdout().print("x" * 100)'])
+def test_a_closed_pipe_is_quiet(call: str):
+    body = f'console.write("started"); [{call} for _ in range(100000)]'
     line = f"{sys.executable} -c '{COMMAND.format(body=body, limit=CHILD_SECONDS)}' 2>&1 | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.stdout == "started\n141\n"

@@ -1,6 +1,8 @@
 """The commands ``info`` and ``convert``."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +50,14 @@ def test_convert_into_a_place_that_cannot_be(tiny_folder, tmp_path, capsys: pyte
     assert main(["convert", str(tiny_folder), str(tmp_path / "file" / "out")]) == 1
     assert capsys.readouterr().err.endswith("cannot be made: File exists; choose another place\n")
     assert (tmp_path / "file").read_text() == "words"
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_convert_onto_a_full_disk(tiny_folder, tmp_path, monkeypatch, capsys: pytest.CaptureFixture, format: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=50_000))
+    assert main(["convert", str(tiny_folder), str(tmp_path / "out"), "--format", format]) == 1
+    assert "out: needs 0 MB, and 0 MB are free; choose another place" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
 def test_convert_into_shards(tiny_folder, tmp_path) -> None:
