@@ -7,12 +7,13 @@ size, in the same rounds.
 
     python benchmarks/generate.py [--dtype float32 bfloat16] [--batch 1 8]
 
-It needs the `peers` extra. The last line is JSON: the ratios and their targets.
+Without the `peers` extra it prints its own side alone. The last line is JSON: the ratios and their targets.
 """
 
 import argparse
 import concurrent.futures
 import json
+import math
 import os
 import statistics
 import time
@@ -27,6 +28,7 @@ PROMPT, NEW, ROUNDS = 64, 32, 5
 DECODE_TARGETS = {"float32": 2.0, "bfloat16": 1.2}
 BANDWIDTH_TARGET = 0.6
 Times = tuple[float, float]  # seconds: prefill with the first token, then the other tokens
+ABSENT: Times = (math.nan, math.nan)
 
 
 def ours(weights: Any, cfg: Any, prompts: list[list[int]]) -> Times:
@@ -59,9 +61,12 @@ def theirs(peer: Any, prompts: list[list[int]]) -> Times:
 
 
 def load_peer(folder: Any, dtype: str) -> Any:
-    """The checkpoint as a transformers model on all cores."""
-    import torch
-    import transformers
+    """The checkpoint as a transformers model on all cores; None where it is not installed."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return None
 
     torch.set_num_threads(os.cpu_count() or 1)
     transformers.logging.set_verbosity_error()
@@ -81,7 +86,7 @@ def median(values: list[float]) -> float:
 
 
 def compare(mine: Callable[[], Times], peer: Callable[[], Times], read: Callable[[], float]) -> dict[str, float]:
-    """Medians of the alternating rounds, after one unmeasured round."""
+    """Medians of the alternating rounds, after one unmeasured round; a peer that is not there takes NaN."""
     rounds = [(mine(), peer(), read()) for _ in range(ROUNDS + 1)][1:]
     fields = {
         "prefill_ms": [1e3 * a[0] for a, _, _ in rounds],
@@ -107,7 +112,7 @@ def main() -> None:
     folder = hub.resolve("smollm2")
     checkpoint = load.open_checkpoint(folder)
     pool = concurrent.futures.ThreadPoolExecutor(2)
-    rows, results = [], {}
+    rows, results, absent = [], {}, False
     for dtype in args.dtype:
         weights = load.load_params(checkpoint, dtype=jnp.dtype(dtype))
         peer = load_peer(folder, dtype)
@@ -117,12 +122,12 @@ def main() -> None:
             prompts = np.random.default_rng(0).integers(3, 49000, (B, PROMPT)).tolist()
             r = compare(
                 lambda w=weights, p=prompts: ours(w, checkpoint.config, p),
-                lambda m=peer, p=prompts: theirs(m, p),
+                lambda m=peer, p=prompts: ABSENT if m is None else theirs(m, p),
                 lambda b=buffer: bandwidth(b, pool),
             )
             share = size / (r["step_ms"] / 1e3) / r["bandwidth"]
             rows.append((dtype, B, r, share))
-            results[f"{dtype} batch {B}"] = {
+            numbers = {
                 "decode_ratio": r["peer_step_ms"] / r["step_ms"],
                 "decode_target": DECODE_TARGETS[dtype],
                 "prefill_ratio": r["peer_prefill_ms"] / r["prefill_ms"],
@@ -130,6 +135,8 @@ def main() -> None:
                 **({"bandwidth_target": BANDWIDTH_TARGET} if (dtype, B) == ("float32", 1) else {}),
                 **r,
             }
+            results[f"{dtype} batch {B}"] = {name: value for name, value in numbers.items() if not math.isnan(value)}
+        absent = peer is None
         del weights, peer, buffer
     print(f"SmolLM2-135M, {PROMPT} prompt tokens, {NEW} new, {os.cpu_count()} cores, medians of {ROUNDS} alternating rounds")
     print(
@@ -141,6 +148,8 @@ def main() -> None:
             f"{DECODE_TARGETS[dtype]:8.1f}{r['prefill_ms']:9.0f}{r['peer_prefill_ms']:8.0f}"
             f"{r['peer_prefill_ms'] / r['prefill_ms']:7.2f}{share:11.2f}"
         )
+    if absent:
+        print("transformers is not installed: no peer (pip install '.[peers]')")
     print("bandwidth: weights read per step over what two threads read in the same time")
     print(json.dumps(results))
 
