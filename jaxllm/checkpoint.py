@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxllm.tokenizer import Tokenizer
 
 ARRAYS = "params"
+FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what Orbax raises over a damaged folder
 
 
 def save_checkpoint(params: Params, cfg: Config, folder: Path | str, *, like: Checkpoint | None = None) -> None:
@@ -68,7 +69,7 @@ class OrbaxCheckpoint(Checkpoint):
         try:
             with ocp.StandardCheckpointer() as checkpointer:
                 found = dict(checkpointer.metadata(self.path / ARRAYS).item_metadata)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except FAULTS as error:
             raise UserError(f"{self.path / ARRAYS}: not a sound Orbax folder: {error}") from None
         self._stacked = any(".*." in name for name in found)
         expected = {_name(path): spec.shape for path, spec in params_lib.table(self.config, stacked=self._stacked).items()}
@@ -97,7 +98,7 @@ class OrbaxCheckpoint(Checkpoint):
         try:
             with ocp.StandardCheckpointer() as checkpointer:
                 leaves = checkpointer.restore(self.path / ARRAYS, target)
-        except (OSError, ValueError, KeyError) as error:
+        except FAULTS as error:
             raise UserError(f"{self.path / ARRAYS}: cannot be restored: {error}") from None
         tree = params_lib.build(self.config, lambda path, _: leaves[_name(path)], stacked=self._stacked)
         if stacked == self._stacked:
@@ -125,9 +126,12 @@ class OrbaxCheckpoint(Checkpoint):
         like = next(info for known, info in self.tensors.items() if self._stored_name(known) == name)
         item = {name: jax.ShapeDtypeStruct((*shape, *like.shape), like.dtype)}
         how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
-            return checkpointer.restore(self.path / ARRAYS, args=args)[name]
+        try:
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
+                return checkpointer.restore(self.path / ARRAYS, args=args)[name]
+        except FAULTS as error:
+            raise UserError(f"{self.path / ARRAYS}: {name} cannot be read: {error}") from None
 
     def _rows(self, name: str, start: int, stop: int) -> np.ndarray:
         leaf = self._leaf(self._stored_name(name))

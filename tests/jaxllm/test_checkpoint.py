@@ -1,5 +1,7 @@
 """Orbax folders: from one mesh to another, bit for bit."""
 
+import random
+import shutil
 from pathlib import Path
 
 import chex
@@ -72,3 +74,34 @@ def test_a_damaged_folder_is_a_clean_error(tmp_path, tiny_config, tiny_params) -
     (tmp_path / "m" / "params" / "_METADATA").write_text("{")
     with pytest.raises(UserError, match="not a sound Orbax folder"):
         load.open_checkpoint(tmp_path / "m")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # threads of Orbax that outlive a failed read
+def test_forty_damaged_folders_load_or_end_in_a_clean_error(tmp_path, tiny_config, tiny_params) -> None:
+    save_checkpoint(params.stack(tiny_params), tiny_config, tmp_path / "m")
+    files = sorted(path.relative_to(tmp_path / "m") for path in (tmp_path / "m").rglob("*") if path.is_file())
+    loaded, messages = 0, []
+    for seed in range(40):
+        rng = random.Random(seed)
+        shutil.copytree(tmp_path / "m", tmp_path / "w")
+        path = tmp_path / "w" / files[seed % len(files)]
+        data = bytearray(path.read_bytes())
+        at = rng.randrange(max(len(data), 1))
+        kind = rng.choice(("flip", "cut", "zero", "remove"))
+        data[at : None if kind == "cut" else at + 16] = {
+            "flip": bytes(byte ^ 64 for byte in data[at : at + 16]),
+            "zero": bytes(len(data[at : at + 16])),
+        }.get(kind, b"")
+        path.unlink()
+        if kind != "remove":
+            path.write_bytes(data)
+        try:
+            checkpoint = load.open_checkpoint(tmp_path / "w")
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
+            loaded += 1
+        except UserError as error:
+            messages.append(str(error))
+        shutil.rmtree(tmp_path / "w")
+    assert all(str(tmp_path / "w") in message for message in messages)
+    assert min(loaded, len(messages)) > 5

@@ -26,7 +26,7 @@ CFG = Config(
     max_position_embeddings=64,
 )
 TOKENS = np.random.default_rng(0).integers(0, 32, (4, 12)).astype(np.int32)
-STEPS, KILLED_AT = 4, 2
+STEPS, KILLED_AT = 3, 1
 
 
 @jax.jit
@@ -40,7 +40,7 @@ def descend(tree: params.Params) -> params.Params:
 
 
 def begin() -> params.Params:
-    tree = params.stack(params.init(jax.random.key(0), CFG))
+    tree = jax.jit(lambda key: params.stack(params.init(key, CFG)))(jax.random.key(0))
     return jax.device_put(tree, shardings(CFG, make_mesh(fsdp=2, devices=jax.devices()[:2]), stacked=True))
 
 
@@ -68,12 +68,12 @@ def test_save_kill_resume_equals_an_unbroken_run(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     whole = [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]
-    assert sorted(whole) == [0, 1]  # nothing half-written has the name of a checkpoint
+    assert whole == [0]  # nothing half-written has the name of a checkpoint
 
     states = [begin()]
     for _ in range(STEPS):
         states.append(descend(states[-1]))
-    last = load.open_checkpoint(tmp_path / "1")
+    last = load.open_checkpoint(tmp_path / "0")
     resumed = load.load_params(last, mesh=make_mesh(fsdp=2, devices=jax.devices()[:2]), stacked=True)
     for state in states[KILLED_AT:]:
         chex.assert_trees_all_equal(resumed, state)
