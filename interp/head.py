@@ -32,6 +32,10 @@ class Head:
         """Ids whose row holds NaN or infinity."""
         return np.flatnonzero(~np.isfinite(self.length))
 
+    def without_rows(self) -> "Head":
+        """What is known of the head, with ``rows [0, D]``: lets their memory go."""
+        return dataclasses.replace(self, rows=np.empty((0, self.rows.shape[1]), self.rows.dtype))
+
 
 def read_head(checkpoint: "Checkpoint", *, mask_nonfinite: bool = False) -> Head:
     """Reads head and final norm.

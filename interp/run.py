@@ -21,7 +21,7 @@ import numpy as np
 from interp import head as head_lib
 from interp import rows as rows_lib
 from interp.atlas import AMBIGUOUS, DEGENERATE, DUPLICATE, FLAGS, NO_TOKEN, NONFINITE, Atlas, AtlasWriter, Tokens
-from interp.decode import COHERENCE_K, Decoded, decode
+from interp.decode import COHERENCE_K, Decoded, Vocabulary, decode
 from interp.files import only_writer, sha256
 from interp.rows import Layer, Norm, Site
 from interp.tokens import Masks
@@ -156,7 +156,9 @@ def map_model(
         todo = [n for n in layers if not writer.has_layer(n) or (control is not None and not writer.has_control(n))]
         log.info("%s: %d layers to decode, %d are there already", out, len(todo), len(layers) - len(todo))
         if todo:
-            run = _Run(checkpoint, settings, head, tokens, mesh, progress)
+            vocabulary = prepare(head, tokens, score=settings.score, dtype=settings.dtype, mesh=mesh)
+            head = head.without_rows()  # the prepared copy serves from here on; of an 8B model the rows are 1 GB
+            run = _Run(checkpoint, settings, head, tokens, vocabulary, progress)
             run.map_layers(writer, todo, control)
         atlas = Atlas(out)
         if todo or "agreement" not in writer.meta:
@@ -179,14 +181,14 @@ class _Run:
         settings: Settings,
         head: head_lib.Head,
         tokens: Tokens,
-        mesh: jax.sharding.Mesh | None,
+        vocabulary: Vocabulary,
         progress: Callable[[Progress], None] | None,
     ):
         self.checkpoint, self.settings, self.head, self.tokens, self.progress = checkpoint, settings, head, tokens, progress
+        self.vocabulary = vocabulary
         self.lengths = np.ones_like(head.length) if settings.score == "cosine" else head.length
         self.allowed = int(tokens.allowed.sum())
         self.k = min(settings.top_k, self.allowed)
-        self.vocabulary = prepare(head, tokens, score=settings.score, dtype=settings.dtype, mesh=mesh)
         same_row = tokens.same_row
         self.repeated = np.bincount(same_row[tokens.allowed], minlength=len(same_row))[same_row] > 1
         self.rows_per_call = ROWS_PER_CALL.get(jax.default_backend(), DEFAULT_ROWS_PER_CALL)
@@ -267,7 +269,7 @@ class _Run:
             "coherence": decoded.coherence,
         }
         top, second = ids[..., 0], ids[..., min(1, ids.shape[-1] - 1)]
-        D = self.head.rows.shape[1]
+        D = self.checkpoint.config.hidden_size
         rounding = ROUNDING["float32"] + (0 if self.settings.dtype == "float32" else ROUNDING[self.settings.dtype] / np.sqrt(D))
         # Four standard deviations of the difference of two dot products whose terms are rounded independently.
         error = 4 * rounding * length[:, None] * np.hypot(self.lengths[top], self.lengths[second])
@@ -316,7 +318,7 @@ def agreement(atlas: Atlas, checkpoint: Checkpoint, head: head_lib.Head, setting
     best = np.full(len(rows), -np.inf, np.float32)
     top = np.zeros(len(rows), np.int64)
     for start in range(0, len(allowed), step := max(1, head_lib.BLOCK_BYTES // (4 * rows.shape[1]))):
-        block = head.rows[start : start + step].astype(np.float32)
+        block = checkpoint.read(head.name, (slice(start, min(start + step, len(allowed))),)).astype(np.float32)
         if settings.score == "cosine":
             block /= np.maximum(head.length[start : start + step, None], np.float32(1e-30))
         ok = allowed[start : start + step]
