@@ -54,7 +54,9 @@ def slots(cache: KVCache, positions: jax.Array, real: jax.Array) -> jax.Array:
 def write(held: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
     """``held`` [B, K, S, C] with ``new`` [B, T, K, C] at slots ``at`` [B, T]; slots of S or more are dropped."""
     rows = jnp.arange(held.shape[0])[:, None]
-    return held.at[rows, :, at].set(new.astype(held.dtype), mode="drop")
+    held = held.at[rows, :, at].set(new.astype(held.dtype), mode="drop")
+    # Without the barrier XLA on CPU may write once for each reader, and so to copies of the whole cache.
+    return jax.lax.optimization_barrier(held) if jax.default_backend() == "cpu" else held
 
 
 def mask(positions: jax.Array, S: int) -> jax.Array:
