@@ -4,9 +4,9 @@
     python benchmarks/neuron_map.py --shape llama-3.1-8b                one layer of the 8B shape, from a folder, and its memory
     python benchmarks/neuron_map.py --shape llama-3.1-8b --device gpu   all 32 layers of random weights on one accelerator
 
-The peak is a 2048^3 matmul of the same dtype with float32 output, in the same process, before each measurement. A round times
-each side once; the medians of the rounds are compared. PyTorch (the `peers` extra) does one pole (matmul, logsumexp, top-k) at
-the best of several chunk sizes. The paper's way (arXiv 2501.02688, first version) is a product of the head with one neuron at a
+The peak is a 2048^3 matmul of the same dtype with float32 output, the best of 5 before each measurement. A round times each
+side once; the medians of the rounds are compared. PyTorch (the `peers` extra) does one pole (matmul, logsumexp, top-k) at the
+best of several chunk sizes. The paper's way (arXiv 2501.02688, first version) is a product of the head with one neuron at a
 time. The last line is JSON: ratios and targets.
 """
 
@@ -28,7 +28,6 @@ import numpy as np
 from jaxllm.cli.runtime import configure_jax
 
 K = 16
-PEAK_SIZE = 2048
 TARGETS = {  # share of the matmul peak (one pole; both poles with every statistic), and PyTorch's time over ours
     "float32": {"one_pole": 0.90, "everything": 0.75, "torch": 1.3},
     "bfloat16": {"one_pole": 0.75, "everything": 0.55, "torch": 1.15},
@@ -45,17 +44,6 @@ def timed(f: Callable[[], Any]) -> float:
     start = time.perf_counter()
     jax.block_until_ready(f())
     return time.perf_counter() - start
-
-
-def peak_of(dtype: Any) -> Callable[[], float]:
-    """A function that measures the matmul peak, in FLOP/s."""
-    import jax
-    import jax.numpy as jnp
-
-    x = jax.random.normal(jax.random.key(0), (PEAK_SIZE, PEAK_SIZE)).astype(dtype)
-    matmul = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
-    timed(lambda: matmul(x, x))
-    return lambda: 2 * PEAK_SIZE**3 / statistics.median(timed(lambda: matmul(x, x)) for _ in range(5))
 
 
 def torch_pole(rows: np.ndarray, head: np.ndarray, dtype: str) -> Callable[[], Any] | None:
@@ -95,6 +83,7 @@ def smollm2(dtype: str, rounds: int, layers: int) -> dict[str, Any]:
     from interp.head import read_head
     from interp.rows import directions, read_layer
     from interp.run import Settings
+    from interp.stats import matmul_peak
     from interp.tokens import group_tokens
     from jaxllm.hub import resolve
     from jaxllm.load import open_checkpoint
@@ -114,7 +103,6 @@ def smollm2(dtype: str, rounds: int, layers: int) -> dict[str, Any]:
     on_device = [jnp.asarray(part, dtype) for part in w]
     N, D, V = sum(map(len, w)), w[0].shape[1], len(head.rows)
     flops = 2 * N * D * V
-    peak = peak_of(dtype)
     columns = jnp.asarray(head.rows, dtype)
 
     @jax.jit
@@ -140,7 +128,7 @@ def smollm2(dtype: str, rounds: int, layers: int) -> dict[str, Any]:
     peaks = []
     for _ in range(rounds):
         for name, side in sides.items():
-            peaks.append(peak())
+            peaks.append(matmul_peak(dtype))
             seconds[name].append(timed(side) * scale.get(name, 1))
     median = {name: statistics.median(values) for name, values in seconds.items()}
     limit = statistics.median(peaks)
@@ -192,14 +180,14 @@ def child_8b(folder: Path, dtype: str) -> None:
     import resource
 
     from interp.run import Settings, map_model
+    from interp.stats import matmul_peak
     from jaxllm.load import open_checkpoint
 
     checkpoint = open_checkpoint(folder / "model")
-    peak = peak_of(dtype)
     atlas = map_model(checkpoint, folder / "map", Settings(dtype=dtype))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     seconds = next(iter(atlas.meta["layers"].values()))["seconds"]
-    print(json.dumps({"layer_seconds": seconds, "peak_gb": round(used, 2), "peak_flops": peak()}))
+    print(json.dumps({"layer_seconds": seconds, "peak_gb": round(used, 2), "peak_flops": matmul_peak(dtype)}))
 
 
 def accelerator(rounds: int) -> dict[str, Any]:
@@ -208,6 +196,7 @@ def accelerator(rounds: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from interp.decode import prepare_head, rows_per_block, top
+    from interp.stats import matmul_peak
     from jaxllm.config import PRESETS
 
     cfg = PRESETS["llama-3.1-8b"]
@@ -215,13 +204,13 @@ def accelerator(rounds: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     vocabulary = prepare_head(rng.standard_normal((V, D), np.float32) * 0.02, dtype=jnp.bfloat16)
     layers = [jax.random.normal(jax.random.key(i), (F, D), jnp.bfloat16) for i in range(L)]
-    peak = peak_of(jnp.bfloat16)
     timed(lambda: top(layers[0], vocabulary, k=K))
     seconds = [timed(lambda: [top(layer, vocabulary, k=K) for layer in layers]) for _ in range(rounds)]
     median, flops = statistics.median(seconds), 2 * L * F * D * V
     R = rows_per_block(F, 1, V)
     print(f"  {jax.devices()[0].device_kind}: {L * F:,} neurons in {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f})")
-    print(f"  {flops / 1e12:.0f} TFLOP; {flops / median / 1e12:.0f} TFLOP/s; matmul peak {peak() / 1e12:.0f} TFLOP/s")
+    peak = matmul_peak("bfloat16")
+    print(f"  {flops / 1e12:.0f} TFLOP; {flops / median / 1e12:.0f} TFLOP/s; matmul peak {peak / 1e12:.0f} TFLOP/s")
     print(f"  limit {flops / GPU_PEAK:.2f} s at {GPU_PEAK / 1e12:.0f} TFLOP/s; the paper: under 10 s")
     print(f"  a block of {R} rows: {4 * R * V / 1e6:.0f} MB of logits written once and read twice")
     return {"seconds": round(median, 3), "target_seconds": GPU_TARGET_SECONDS}
@@ -234,7 +223,7 @@ def without_n_by_v(N: int, D: int, V: int, dtype: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from interp.decode import Vocabulary, compile_for, rows_per_block
+    from interp.decode import Vocabulary, decode, rows_per_block
 
     R = rows_per_block(N, 1, V)
     struct = jax.ShapeDtypeStruct
@@ -249,7 +238,8 @@ def without_n_by_v(N: int, D: int, V: int, dtype: str) -> dict[str, Any]:
         padded=False,
         mesh=None,
     )
-    compiled = compile_for(struct((N, D), jnp.dtype(dtype)), vocabulary, k=K)
+    program = jax.jit(lambda rows, vocabulary: decode(rows, vocabulary, k=K))
+    compiled = program.lower(struct((N, D), jnp.dtype(dtype)), vocabulary).compile()
     shapes = re.findall(r"= \(?(?:f32|bf16)\[([\d,]+)\]", compiled.as_text())
     largest = max(int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes)
     temporary = compiled.memory_analysis().temp_size_in_bytes

@@ -149,7 +149,12 @@ def run(step: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="where the 16 GB are written for the time of the run")
-    parser.add_argument("--preset", default="llama-3.1-8b", help="a smaller one tries the script itself")
+    parser.add_argument(
+        "--preset",
+        default="llama-3.1-8b",
+        choices=["llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b"],  # those of the tokenizer that is written
+        help="a smaller one tries the script itself",
+    )
     parser.add_argument("--steps", nargs="+", choices=[step for step in LIMITS if step != "write"], help="default: all")
     parser.add_argument("--step", choices=list(LIMITS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -163,12 +163,6 @@ def _run(rows: Any, vocabulary: Vocabulary, k: int, *, everything: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[:N], result) if padding else result
 
 
-def compile_for(rows: Any, vocabulary: Vocabulary, *, k: int) -> Any:
-    """The compiled program of `decode` on one device, from shapes alone: for looking at its memory and its text."""
-    R = rows_per_block(rows.shape[0], 1, vocabulary.rows.shape[0])
-    return _decode.lower(rows, vocabulary, R=R, k=k, everything=True).compile()
-
-
 def rows_per_block(N: int, row_shards: int, W: int) -> int:
     """How many rows share one matmul: enough to keep it busy, few enough for its logits ``[R, W]`` to stay near."""
     most = CPU_ROWS if jax.default_backend() == "cpu" else max(128, min(4096, (1 << 30) // (4 * W) // 128 * 128))

@@ -1,7 +1,7 @@
 """From a checkpoint to a map on disk: reads what is needed, decodes layer after layer, writes each when it is done.
 
-The next layer is read while the device computes. A run that was stopped continues where it was. Host memory: the head, its
-prepared copy, and two layers.
+The next layer is read while the device computes. A run that was stopped continues where it was. Host memory: the
+prepared head, beside the stored one while it is made, and two layers.
 """
 
 import dataclasses

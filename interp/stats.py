@@ -69,14 +69,18 @@ def frequent_labels(atlas: Atlas, count: int = 20) -> list[tuple[int, int]]:
     return [(int(i), int(counts[i])) for i in order if counts[i]]
 
 
+@jax.jit
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.lax.dot(a, b, preferred_element_type=jnp.float32)
+
+
 def matmul_peak(dtype: str, *, size: int = 2048, repeats: int = 5) -> float:
     """Measured speed of a ``size``³ matmul with float32 output, in FLOP/s: the yardstick of a run. Best of ``repeats``."""
-    product = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
     a = jax.random.normal(jax.random.key(0), (size, size)).astype(dtype)
-    product(a, a).block_until_ready()
+    _product(a, a).block_until_ready()
     best = np.inf
     for _ in range(repeats):
         begun = time.perf_counter()
-        product(a, a).block_until_ready()
+        _product(a, a).block_until_ready()
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best

@@ -6,6 +6,7 @@ layer number is absent and each leaf has a leading axis L. Matrices keep the ori
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -75,13 +76,7 @@ def build(cfg: Config, leaf: Callable[[Path, Spec], Any], *, stacked: bool = Fal
 
 def count(cfg: Config) -> int:
     """Number of parameters; a tied head is counted once."""
-    total = 0
-    for spec in table(cfg, stacked=True).values():
-        size = 1
-        for n in spec.shape:
-            size *= n
-        total += size
-    return total
+    return sum(math.prod(spec.shape) for spec in table(cfg, stacked=True).values())
 
 
 def abstract(cfg: Config, dtype: Any = jnp.float32, *, stacked: bool = False) -> Params:
