@@ -59,7 +59,7 @@ def test_lock_satisfies_the_project():
         requirement = Requirement(text)
         assert pins()[canonicalize_name(requirement.name)] in requirement.specifier, text
     assert closure(project["dependencies"]) - {"colorama"} <= pins().keys()
-    assert not pins().keys() & HEAVY
+    assert pins().keys() & HEAVY <= {"playwright"}  # which the tests need
 
 
 def test_every_dependency_says_why():
