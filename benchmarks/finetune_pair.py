@@ -2,7 +2,7 @@
 
     python benchmarks/finetune_pair.py --out smollm2-bees
 
-Trains every parameter in float32 with AdamW on random windows of `bees.txt`, a text about beekeeping. Logs the loss and, at times,
+Trains every parameter in float32 with AdamW on random windows of `bees.txt`, a text on beekeeping. Logs the loss and, at times,
 how many neurons of a sample have changed their top token since the start (`interp.compare.drift`). Writes a Hugging Face
 folder that `jaxllm map` reads. The last line is JSON.
 """

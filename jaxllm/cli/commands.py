@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 GROUPS = {
     "The map of neurons": "jaxllm.cli.map",
+    "Two models": "jaxllm.cli.compare",
+    "Activations": "jaxllm.cli.acts",
     "Text": "jaxllm.cli.text",
     "Files": "jaxllm.cli.files",
 }
