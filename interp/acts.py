@@ -1,7 +1,7 @@
 """Natural activations: which values some neurons take on a text, how often, and on which tokens.
 
-The text is streamed in windows of one shape (`interp.windows`); the model runs only up to the highest layer asked for, without the
-head, and only the neurons asked for leave the device. What is kept does not grow with the text (`interp.tally`).
+The text is streamed in windows of one shape (`interp.windows`). The model runs only up to the highest layer asked for, without
+the head, and only the values asked for leave the device. What is kept does not grow with the text (`interp.tally`).
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from jaxllm import model
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.params import Params
+from jaxllm.record import Neurons
 from jaxllm.tokenizer import Tokenizer
 
 SITES = ("up", "gate_pre", "product")
@@ -199,7 +200,7 @@ def _values(
     mesh: jax.sharding.Mesh | None,
 ) -> jax.Array:
     """The site's values ``[B, T, m]`` float32 of the neurons ``layer [m]``, ``neuron [m]``, none above layer ``last``."""
-    wanted = model.Neurons(layer, neuron)
+    wanted = Neurons(layer, neuron)
     _, recorded = model.forward(params, cfg, jnp.asarray(tokens), record=wanted, last_layer=last, mesh=mesh)
     return getattr(recorded, site)
 

@@ -1,6 +1,6 @@
 """The text on which a neuron's natural values are measured, and their statistics: the units ``3sd`` and ``max`` of a clamp.
 
-``calibration.txt`` is English prose of many kinds, written for this purpose: stories, letters, recipes, news, science, code, lists.
+``calibration.txt`` is English of many kinds, written for this purpose: stories, letters, recipes, news, science, code, lists.
 """
 
 from collections.abc import Iterable, Sequence

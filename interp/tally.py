@@ -14,7 +14,7 @@ KEYS = 1 << 16  # bins of `Counts`: the upper half of a float32 tells a value to
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Statistics of the finite values of m streams; every array is ``[m]``. Of no values, the mean is 0 and min is above max."""
+    """Statistics of the finite values of m streams; all arrays are ``[m]``. Of no values, mean is 0 and min above max."""
 
     count: np.ndarray  # int64, finite values
     nonfinite: np.ndarray  # int64, NaN and infinities, which nothing else counts

@@ -1,7 +1,7 @@
 """A text of any length as token windows of one shape, read piece by piece: memory does not grow with the text.
 
-Each window is a text of its own to the model. It begins with a few tokens that the window before has counted already, so that every
-counted token has something before it. The very first token of a text is read but not counted, unless the tokenizer puts a
+Each window is a text of its own to the model. It begins with a few tokens that the window before has counted already, so that
+every counted token has something before it. The very first token of a text is read but not counted, unless the tokenizer puts a
 begin-of-text token before it: models park attention on the first position, and its activations say nothing about the token.
 """
 

@@ -46,10 +46,11 @@ def write(text: str, end: str = "\n") -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str, total: float | None = None, unit: str = "") -> Iterator[Callable[[float], None]]:
+def progress(title: str, total: float | None = None, unit: str = "") -> Iterator[Callable[..., None]]:
     """A bar on stderr; yields ``advance(amount)``. Shown only on a terminal, and removed at the end.
 
-    ``total`` is in units (None: unknown, a pulsing bar); the rate is units per second since the start.
+    ``total`` is in units (None: unknown, a pulsing bar); the rate is units per second since the start. Where the total is of
+    another kind, such as bytes of a file, ``advance(amount, units)`` counts both.
     """
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.text import Text
@@ -57,7 +58,8 @@ def progress(title: str, total: float | None = None, unit: str = "") -> Iterator
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             elapsed = task.finished_time or task.elapsed
-            return Text(f"{task.completed / elapsed:,.0f} {unit}/s" if elapsed and task.completed else "")
+            units = task.fields["units"]
+            return Text(f"{units / elapsed:,.0f} {unit}/s" if elapsed and units else "")
 
     console = stderr()
     columns = [
@@ -69,9 +71,10 @@ def progress(title: str, total: float | None = None, unit: str = "") -> Iterator
         *([TimeRemainingColumn()] if total else []),
     ]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(title, total=total)
+        task = bars.add_task(title, total=total, units=0)
 
-        def advance(amount: float) -> None:
-            bars.advance(task, amount)
+        def advance(amount: float, units: float | None = None) -> None:
+            done = bars.tasks[0].fields["units"] + (amount if units is None else units)
+            bars.update(task, advance=amount, units=done)
 
         yield advance

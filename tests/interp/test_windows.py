@@ -96,7 +96,7 @@ def test_keys_are_the_ids_up_to_each_token(smollm2_tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(("length", "context", "batch"), [(10, 0, 1), (10, 9, 1), (2, 1, 1), (10, 3, 0)])
 def test_impossible_windows_are_refused(length: int, context: int, batch: int):
-    with pytest.raises(UserError, match="windows? of|at least one window"):
+    with pytest.raises(UserError, match=r"windows? of|at least one window"):
         Shape(length=length, context=context, batch=batch)
 
 
