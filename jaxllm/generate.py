@@ -15,7 +15,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxllm import cache as kv
+from jaxllm import clamp as clamps
 from jaxllm import model
+from jaxllm.clamp import Clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.params import Params
@@ -33,6 +35,7 @@ class Decoding:
     ids: jax.Array  # [B, N] int32, sampled so far, a stop id included; NO_TOKEN elsewhere
     last: jax.Array  # [B] int32, the token to feed next
     keys: jax.Array  # [B] typed keys; token n of a row is drawn with its key folded with n
+    prompt_lengths: jax.Array  # [B] int32, tokens of each prompt
     done: jax.Array  # [B] bool, the row has sampled a stop id
     step: jax.Array  # int32, tokens sampled by the rows that are not done
 
@@ -55,6 +58,7 @@ def prefill(
     N: int,
     sampler: Sampler = GREEDY,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
 ) -> Decoding:
     """Reads the prompts and samples the first token of each row.
 
@@ -67,16 +71,19 @@ def prefill(
       S: room for prompt and answer, at least T.
       N: most tokens that will be sampled.
       mesh: where the parameters live, if on a mesh.
+      clamp: what to change in the MLPs at the prompt's tokens, as of `jaxllm.clamp.make_clamp`; traced.
     """
     tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
     B, T = tokens.shape
     dtype = params["embed_tokens"]["weight"].dtype
-    hidden, cache = model.forward(params, cfg, tokens, lengths=lengths, cache=kv.create(cfg, B, T, dtype), mesh=mesh)
+    options: dict[str, Any] = {"lengths": lengths, "mesh": mesh, "clamp": clamp, "prompt_lengths": lengths}
+    hidden, cache = model.forward(params, cfg, tokens, cache=kv.create(cfg, B, T, dtype), **options)
     state = Decoding(
         cache=kv.grow(cache, S),
         ids=jnp.full((B, N), NO_TOKEN, jnp.int32),
         last=jnp.zeros((B,), jnp.int32),
         keys=keys,
+        prompt_lengths=lengths,
         done=jnp.zeros((B,), bool),
         step=jnp.zeros((), jnp.int32),
     )
@@ -93,10 +100,12 @@ def decode(
     *,
     sampler: Sampler = GREEDY,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
 ) -> Decoding:
     """Samples until ``until`` tokens are there or every row is done. ``state`` is donated: use the result instead.
 
-    A row that is done samples nothing more and its cache is left as it is.
+    A row that is done samples nothing more and its cache is left as it is. ``clamp`` acts on each token that is fed, the first
+    sampled one included; it is the clamp of `prefill`, unless the caller wants another for the answer.
     """
 
     def unfinished(state: Decoding) -> jax.Array:
@@ -104,7 +113,8 @@ def decode(
 
     def step(state: Decoding) -> Decoding:
         lengths = jnp.where(state.done, 0, 1)
-        hidden, cache = model.forward(params, cfg, state.last[:, None], lengths=lengths, cache=state.cache, mesh=mesh)
+        options: dict[str, Any] = {"lengths": lengths, "mesh": mesh, "clamp": clamp, "prompt_lengths": state.prompt_lengths}
+        hidden, cache = model.forward(params, cfg, state.last[:, None], cache=state.cache, **options)
         return _choose(params, hidden[:, 0], dataclasses.replace(state, cache=cache), stops, sampler, mesh)
 
     return jax.lax.while_loop(unfinished, step, state)
@@ -137,13 +147,15 @@ def start(
     sampler: Sampler = GREEDY,
     seed: int = 0,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
 ) -> tuple[Decoding, np.ndarray]:
     """Pads prompts to a bucket, runs `prefill`, and returns its state with the array of stop ids.
 
-    Row i draws with the key of ``seed`` folded with i.
+    Row i draws with the key of ``seed`` folded with i. ``clamp`` has one row for all prompts, or one for each.
 
     Raises:
-      UserError: no prompt, an empty one, an id outside the vocabulary, or a text longer than the model's positions.
+      UserError: no prompt, an empty one, an id outside the vocabulary, a text longer than the model's positions, or a clamp
+        for another number of rows or for positions that a prompt does not have.
     """
     if not prompts or not all(prompts):
         raise UserError("a prompt needs at least one token")
@@ -161,10 +173,12 @@ def start(
         row[: len(prompt)] = prompt
     if tokens.min() < 0 or tokens.max() >= cfg.vocab_size:
         raise UserError(f"prompt holds a token id outside 0..{cfg.vocab_size - 1}")
+    if clamp is not None:
+        clamps.check_batch(clamp, lengths)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
     stops = np.full((bucket(len(stop_ids)),), NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = sorted(stop_ids)
-    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh, "clamp": clamp}
     state = prefill(params, cfg, tokens, lengths, keys, stops, S=bucket(longest + N), N=N, **options)
     return state, stops
 
@@ -179,15 +193,17 @@ def generate(
     sampler: Sampler = GREEDY,
     seed: int = 0,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
 ) -> list[list[int]]:
     """Continues each prompt by at most ``max_tokens`` ids, up to and including the first stop id.
 
-    What a row samples depends on its prompt, the seed and its index, not on the other rows.
+    What a row samples depends on its prompt, its row of ``clamp``, the seed and its index, not on the other rows. A clamp acts
+    on the prompt's tokens and on each new one that is fed, as its positions say.
 
     Raises:
       UserError: as `start`.
     """
-    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh, "clamp": clamp}
     state, stops = start(params, cfg, prompts, max_tokens=max_tokens, stop_ids=stop_ids, seed=seed, **options)
     state = decode(params, cfg, state, stops, max_tokens, **options)
     return [[int(token) for token in row if token != NO_TOKEN] for row in np.asarray(state.ids)]
@@ -203,6 +219,7 @@ def stream(
     sampler: Sampler = GREEDY,
     seed: int = 0,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
     every: int = 4,
 ) -> Iterator[list[int]]:
     """The ids of `generate` for one prompt, in pieces of ``every`` tokens as they come; the first piece is one token.
@@ -210,7 +227,7 @@ def stream(
     Raises:
       UserError: as `start`.
     """
-    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh}
+    options: dict[str, Any] = {"sampler": sampler, "mesh": mesh, "clamp": clamp}
     state, stops = start(params, cfg, [prompt], max_tokens=max_tokens, stop_ids=stop_ids, seed=seed, **options)
     shown = 0
     while True:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm import model
+from jaxllm.clamp import Clamp
 from jaxllm.config import Config
 from jaxllm.params import Params
 
@@ -56,10 +57,13 @@ def sequence_logprobs(
     temperature: float = 1.0,
     remat: bool = False,
     chunk: int = CHUNK,
+    clamp: Clamp | None = None,
+    prompt_lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`token_logprobs` of texts: ids ``[B, T]`` to log-probabilities and entropies ``[B, T-1]``.
 
     Entry t is about token t + 1 given those up to t. Padding on the right gets numbers too; the caller knows the lengths.
+    ``clamp`` and ``prompt_lengths`` are those of `jaxllm.model.forward`.
     """
-    hidden = model.forward(params, cfg, tokens, remat=remat)
+    hidden = model.forward(params, cfg, tokens, remat=remat, clamp=clamp, prompt_lengths=prompt_lengths)
     return token_logprobs(params, hidden[:, :-1], tokens[:, 1:], temperature=temperature, chunk=chunk)

@@ -17,10 +17,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm import cache as kv
+from jaxllm import clamp as clamps
 from jaxllm import params as tree
+from jaxllm import record as records
 from jaxllm import rope
+from jaxllm.clamp import Clamp
 from jaxllm.config import Config
 from jaxllm.params import Params
+from jaxllm.record import Neurons, Recorded
 from jaxllm.sharding import constrain
 
 KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, K, S, C]
@@ -32,10 +36,13 @@ FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
 class Context:
     """What all layers share in one call."""
 
+    positions: jax.Array  # [B, T] int32, of each token in its row's text (B may be 1)
     rotation: tuple[jax.Array, jax.Array]  # cosines and sines, each [B, T, C/2] float32 (B may be 1)
     mask: jax.Array  # [B, 1, T, S] bool, the keys that each query may read (B may be 1)
     at: jax.Array | None  # [B, T] int32, the slots of the cache to write; None without a cache
     mesh: Mesh | None  # splits the activations; None on one device
+    clamp: clamps.Acting | None = None  # what to change in the MLPs; None for nothing
+    record: Neurons | None = None  # what to read in the MLPs; None for nothing
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -120,9 +127,18 @@ class MLP(nnx.Module):
         self.up_proj = Linear(F, D)
         self.down_proj = Linear(D, F)
 
-    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
-        hidden = jax.nn.silu(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(constrain(hidden, "batch", "length", "mlp", mesh=ctx.mesh))
+    def __call__(
+        self, x: jax.Array, ctx: Context, layer: jax.typing.ArrayLike, recorded: Recorded | None
+    ) -> tuple[jax.Array, Recorded | None]:
+        def clamped(site: str, values: jax.Array) -> jax.Array:
+            return clamps.apply(ctx.clamp, site, values, layer)
+
+        gate = clamped("gate_pre", self.gate_proj(x))
+        up = clamped("up", self.up_proj(x))
+        hidden = clamped("product", clamped("gate_act", jax.nn.silu(gate)) * up)
+        if ctx.record is not None and recorded is not None:
+            recorded = records.fill(recorded, ctx.record, layer, gate, up, hidden)
+        return self.down_proj(constrain(hidden, "batch", "length", "mlp", mesh=ctx.mesh)), recorded
 
 
 class Block(nnx.Module):
@@ -134,14 +150,25 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg)
 
-    def __call__(self, x: jax.Array, ctx: Context, held: KeysValues | None = None) -> tuple[jax.Array, KeysValues | None]:
-        """Residual stream [B, T, D] in and out; ``held`` is this layer's part of the cache."""
+    def __call__(
+        self,
+        x: jax.Array,
+        ctx: Context,
+        held: KeysValues | None = None,
+        layer: jax.typing.ArrayLike = 0,
+        recorded: Recorded | None = None,
+    ) -> tuple[jax.Array, KeysValues | None, Recorded | None]:
+        """Residual stream [B, T, D] in and out; ``held`` is this layer's part of the cache, ``layer`` its number.
+
+        ``recorded`` is what `Context.record` asks for, as far as the layers have come.
+        """
         with jax.named_scope("self_attn"):
             attended, held = self.self_attn(self.input_layernorm(x), ctx, held)
             x = x + attended
         with jax.named_scope("mlp"):
-            x = x + self.mlp(self.post_attention_layernorm(x), ctx)
-        return constrain(x, "batch", "length", "width", mesh=ctx.mesh), held
+            added, recorded = self.mlp(self.post_attention_layernorm(x), ctx, layer, recorded)
+            x = x + added
+        return constrain(x, "batch", "length", "width", mesh=ctx.mesh), held, recorded
 
 
 class Embedding(nnx.Module):
@@ -181,27 +208,37 @@ class Llama(nnx.Module):
         cache: kv.KVCache | None = None,
         remat: bool = False,
         mesh: Mesh | None = None,
-    ) -> tuple[jax.Array, kv.KVCache | None]:
+        clamp: Clamp | None = None,
+        prompt_lengths: jax.Array | None = None,
+        record: Neurons | None = None,
+        last_layer: int | None = None,
+    ) -> tuple[jax.Array, kv.KVCache | None, Recorded | None]:
         """See `forward`."""
-        ctx = self.context(tokens.shape[1], lengths, cache, mesh)
+        T = tokens.shape[1]
+        ctx = self.context(T, lengths, cache, mesh)
+        if prompt_lengths is None:
+            prompt_lengths = jnp.full((1,), T) if lengths is None else lengths
+        ctx = dataclasses.replace(ctx, clamp=clamps.acting(clamp, tokens, ctx.positions, prompt_lengths), record=record)
+        recorded = None if record is None else records.blank(record, *tokens.shape)
         x = self.embed(tokens, mesh)
+        count = self.cfg.num_hidden_layers if last_layer is None else last_layer + 1
         if self.stacked:
-            x = _scan(self.layers, x, ctx, remat)
+            x, recorded = _scan(self.layers, x, recorded, ctx, remat, count)
         elif cache is None:
-            for i, block in enumerate(self.layers):
+            for i, block in enumerate(self.layers[:count]):
                 with jax.named_scope(f"layers.{i}"):
-                    x = _rematerialised(lambda x, block=block: block(x, ctx)[0], remat)(x)
+                    run = functools.partial(_run, block, ctx, i)
+                    x, recorded = _rematerialised(run, remat)(x, recorded)
         else:
             keys, values = [], []
             for i, (block, *held) in enumerate(zip(self.layers, cache.k, cache.v, strict=True)):
                 with jax.named_scope(f"layers.{i}"):
-                    x, (k, v) = block(x, ctx, tuple(held))
+                    x, (k, v), recorded = block(x, ctx, tuple(held), i, recorded)
                 keys.append(k)
                 values.append(v)
-            added = tokens.shape[1] if lengths is None else lengths
-            cache = kv.KVCache(k=tuple(keys), v=tuple(values), lengths=cache.lengths + added)
+            cache = kv.KVCache(k=tuple(keys), v=tuple(values), lengths=cache.lengths + (T if lengths is None else lengths))
         with jax.named_scope("norm"):
-            return self.norm(x), cache
+            return self.norm(x), cache, recorded
 
     def embed(self, tokens: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         """The residual stream before the first layer, ``[B, T, D]``."""
@@ -214,19 +251,32 @@ class Llama(nnx.Module):
         """Angles, mask and slots for T more tokens of each row."""
         steps = jnp.arange(T, dtype=jnp.int32)[None]
         if cache is None:
-            return Context(rope.angles(self.cfg, steps), kv.mask(steps, T), None, mesh)
+            return Context(steps, rope.angles(self.cfg, steps), kv.mask(steps, T), None, mesh)
         positions = cache.lengths[:, None] + steps
         real = jnp.full_like(positions, True, bool) if lengths is None else steps < lengths[:, None]
-        return Context(rope.angles(self.cfg, positions), kv.mask(positions, cache.size), kv.slots(cache, positions, real), mesh)
+        at = kv.slots(cache, positions, real)
+        return Context(positions, rope.angles(self.cfg, positions), kv.mask(positions, cache.size), at, mesh)
 
 
-def _scan(layers: Block, x: jax.Array, ctx: Context, remat: bool) -> jax.Array:
+def _run(
+    block: Block, ctx: Context, layer: jax.typing.ArrayLike, x: jax.Array, recorded: Recorded | None
+) -> tuple[jax.Array, Recorded | None]:
+    """One layer without a cache."""
+    x, _, recorded = block(x, ctx, None, layer, recorded)
+    return x, recorded
+
+
+def _scan(
+    layers: Block, x: jax.Array, recorded: Recorded | None, ctx: Context, remat: bool, count: int
+) -> tuple[jax.Array, Recorded | None]:
     definition, state = nnx.split(layers)
+    leaves = jax.tree.map(lambda leaf: leaf[:count], nnx.to_pure_dict(state))
 
-    def body(x: jax.Array, leaves: Params) -> tuple[jax.Array, None]:
-        return nnx.merge(definition, leaves)(x, ctx)[0], None
+    def body(carry: tuple[jax.Array, Recorded | None], scanned: tuple[Params, jax.Array]) -> Any:
+        leaves, layer = scanned
+        return _run(nnx.merge(definition, leaves), ctx, layer, *carry), None
 
-    return jax.lax.scan(_rematerialised(body, remat), x, nnx.to_pure_dict(state))[0]
+    return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)))[0]
 
 
 def _rematerialised(function: Callable, remat: bool) -> Callable:
@@ -258,29 +308,56 @@ def forward(
     cache: kv.KVCache | None = None,
     remat: bool = False,
     mesh: Mesh | None = None,
+    clamp: Clamp | None = None,
+    prompt_lengths: jax.Array | None = None,
+    record: Neurons | None = None,
+    last_layer: int | None = None,
 ) -> Any:
     """Hidden states after the final norm, ``[B, T, D]`` in the dtype of the parameters; the head is `logits`.
 
     Without a cache each row is a text from its first token; what is to the right of a token never matters to it, so rows
     padded on the right need no lengths. With a cache each row continues where it stands: the result is ``(hidden, cache)``.
+    With ``record`` what was read comes last: ``(hidden, recorded)`` or ``(hidden, cache, recorded)``.
 
     Args:
       params: parameters as of `jaxllm.params.table`, stacked (scanned) or not (unrolled); both give the same values.
       tokens: ids ``[B, T]`` int32.
-      lengths: with a cache only, ``[B]`` int32: how many of the T tokens of each row are real. The others, on the right, are
-        not written, and a row with 0 keeps its cache. Default: all T.
+      lengths: ``[B]`` int32: how many of the T tokens of each row are real. With a cache the others, on the right, are not
+        written, and a row with 0 keeps its cache. Default: all T.
       cache: keys and values of the tokens before; needs unstacked parameters.
       remat: recompute each layer in the backward pass instead of keeping its activations.
       mesh: where the parameters live, if on a mesh of `jaxllm.sharding`; the activations are then split to match.
+      clamp: what to hold or change in the MLPs, as of `jaxllm.clamp.make_clamp`; its arrays are traced.
+      prompt_lengths: ``[B]`` int32, how many tokens of each row's whole text are its prompt, which the positions of a clamp are
+        about. Without a cache the default is ``lengths``: all real tokens are prompt. With a cache a clamp needs it.
+      record: which neurons to read, traced.
+      last_layer: run the layers up to this one only, and the final norm on what they leave. Not with a cache.
     Raises:
-      ValueError: a cache with stacked parameters.
+      ValueError: a cache with stacked parameters, with ``last_layer``, or with a clamp and no ``prompt_lengths``; a layer that
+        does not exist.
+      UserError: a clamp whose rows are neither 1 nor B.
     """
     stacked = 0 not in params["layers"]
     if cache is not None and stacked:
         raise ValueError("a cache needs unstacked parameters: use jaxllm.params.unstack")
+    if cache is not None and clamp is not None and prompt_lengths is None:
+        raise ValueError("a clamp with a cache needs prompt_lengths")
+    if last_layer is not None and (cache is not None or not 0 <= last_layer < cfg.num_hidden_layers):
+        raise ValueError(f"last_layer must be from 0 to {cfg.num_hidden_layers - 1}, without a cache; found {last_layer}")
     model = nnx.merge(definition(cfg, stacked=stacked), params)
-    hidden, cache = model(tokens, lengths=lengths, cache=cache, remat=remat, mesh=mesh)
-    return hidden if cache is None else (hidden, cache)
+    hidden, cache, recorded = model(
+        tokens,
+        lengths=lengths,
+        cache=cache,
+        remat=remat,
+        mesh=mesh,
+        clamp=clamp,
+        prompt_lengths=prompt_lengths,
+        record=record,
+        last_layer=last_layer,
+    )
+    results = tuple(part for part in (hidden, cache, recorded) if part is not None)
+    return results if len(results) > 1 else hidden
 
 
 def logits(params: Params, hidden: jax.Array, *, mesh: Mesh | None = None) -> jax.Array:

@@ -27,7 +27,7 @@ def test_the_last_residual_decodes_to_the_models_logits(tmp_path):
     llama = nnx.merge(model.definition(checkpoint.config), load_params(checkpoint))
     context, stream = llama.context(TOKENS.shape[1]), llama.embed(jnp.asarray(TOKENS))
     for block in llama.layers:
-        stream, _ = block(stream, context)
+        stream, *_ = block(stream, context)
     head = read_head(checkpoint)
     w = directions(np.asarray(stream).reshape(-1, tiny.D), "final", eps=head.eps, final_gain=head.gain)
     got = jax.tree.map(np.asarray, decode(w, prepare(head, describe(checkpoint, head, Masks()).tokens), k=tiny.V))

@@ -48,7 +48,7 @@ def traces(checkpoint, weights, reference) -> list[tuple[np.ndarray, np.ndarray,
         ctx, x = llama.context(tokens.shape[1]), llama.embed(tokens)
         stream = [x]
         for block in llama.layers:
-            x, _ = block(x, ctx)
+            x, *_ = block(x, ctx)
             stream.append(x)
         final = model.forward(weights, cfg, tokens)
         return jnp.stack([stream[k] for k in LAYERS]), final, model.logits(weights, final)
