@@ -17,12 +17,12 @@ import numpy as np
 
 from interp import tally, windows
 from interp.tally import Histogram, Moments, Place
-from interp.windows import Batch, Shape, Windows
+from interp.windows import LENGTH, Batch, Shape, Windows, shape_for
 from jaxllm import model
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.params import Params
-from jaxllm.record import Neurons
+from jaxllm.record import Neurons, Recorded
 from jaxllm.tokenizer import Tokenizer
 
 SITES = ("up", "gate_pre", "product")
@@ -62,7 +62,7 @@ class NeuronActivations:
 
     def quantile(self, q: float) -> float:
         """The value below which a share ``q`` of the values lies, to a part in 128."""
-        return tally.quantile(self.counts, q)
+        return min(max(tally.quantile(self.counts, q), self.min), self.max)
 
     def tails(self) -> list[Tail]:
         """Shares of values beyond 1 to 6 standard deviations on either side; bounds are exact, sigmas rounded to a bin."""
@@ -121,13 +121,17 @@ def activations(
     Returns:
       What was found; after Ctrl-C (KeyboardInterrupt) what was found until then, with ``complete`` False.
     Raises:
-      UserError: no such neuron or site, or the text is missing, empty, not UTF-8 or a single token.
+      UserError: no such neuron or site, windows longer than the model's positions, or the text is missing, empty, not UTF-8 or
+        a single token.
       KeyboardInterrupt: before anything was found.
     """
     if top < 1:
         raise UserError(f"at least one context must be kept, found top {top}")
     if len(neurons) > MAX_NEURONS:
         raise UserError(f"{len(neurons)} neurons are too many for one search; give at most {MAX_NEURONS}")
+    shape = shape or shape_for(min(LENGTH, cfg.max_position_embeddings))
+    if shape.length > cfg.max_position_embeddings:
+        raise UserError(f"windows of {shape.length} tokens exceed the model's {cfg.max_position_embeddings} positions")
     search = Search(neurons, site, top)
     pieces = windows.read(text) if isinstance(text, Path) else text
     batches = Windows(tokenizer, shape).batches(windows.encode(tokenizer, pieces))
@@ -163,11 +167,11 @@ def record(
     check(cfg, neurons, site)
     m = len(neurons)
     padded = [*neurons, *[neurons[0]] * ((1 << (m - 1).bit_length()) - m)]  # few shapes, few compilations
-    layer, neuron = (jnp.asarray(column, jnp.int32) for column in zip(*padded, strict=True))
+    wanted = Neurons(*(jnp.asarray(column, jnp.int32) for column in zip(*padded, strict=True)))
     last = max(layer for layer, _ in neurons)
     waiting: tuple[Batch, jax.Array] | None = None
     for batch in batches:
-        launched = batch, _values(params, cfg, batch.tokens, layer, neuron, last=last, site=site, mesh=mesh)
+        launched = batch, getattr(run(params, cfg, batch.tokens, wanted, last=last, mesh=mesh), site)
         if waiting is not None:
             yield waiting[0], _collect(waiting[1])[..., :m]
         waiting = launched
@@ -187,22 +191,18 @@ def check(cfg: Config, neurons: Sequence[tuple[int, int]], site: str) -> None:
             raise UserError(f"L{layer}/N{neuron}: the model has layers 0 to {L - 1} with neurons 0 to {F - 1}")
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "last", "site", "mesh"))
-def _values(
+@functools.partial(jax.jit, static_argnames=("cfg", "last", "mesh"))
+def run(
     params: Params,
     cfg: Config,
     tokens: jax.typing.ArrayLike,
-    layer: jax.Array,
-    neuron: jax.Array,
+    neurons: Neurons,
     *,
     last: int,
-    site: str,
-    mesh: jax.sharding.Mesh | None,
-) -> jax.Array:
-    """The site's values ``[B, T, m]`` float32 of the neurons ``layer [m]``, ``neuron [m]``, none above layer ``last``."""
-    wanted = Neurons(layer, neuron)
-    _, recorded = model.forward(params, cfg, jnp.asarray(tokens), record=wanted, last_layer=last, mesh=mesh)
-    return getattr(recorded, site)
+    mesh: jax.sharding.Mesh | None = None,
+) -> Recorded:
+    """What m neurons, none above layer ``last``, hold at each of ``tokens`` [B, T]; nothing behind them is computed."""
+    return model.forward(params, cfg, jnp.asarray(tokens), record=neurons, last_layer=last, mesh=mesh)[1]
 
 
 def _collect(values: jax.Array) -> np.ndarray:

@@ -12,13 +12,13 @@ import numpy as np
 
 from interp import tally, windows
 from interp.acts import check, record
-from interp.windows import Shape, Windows
+from interp.windows import LENGTH, Windows, shape_for
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.params import Params
 from jaxllm.tokenizer import Tokenizer
 
-SHAPE = Shape(batch=4)  # the text that ships is some twenty windows
+BATCH = 4  # windows of a call; the text that ships is some twenty
 
 
 @flax.struct.dataclass
@@ -59,7 +59,8 @@ def natural(
         return Natural(*[np.zeros(0, np.float32)] * 4)
     check(cfg, neurons, site)
     pieces = [calibration_text()] if text is None else [text] if isinstance(text, str) else text
-    batches = Windows(tokenizer, SHAPE).batches(windows.encode(tokenizer, pieces))
+    shape = shape_for(min(LENGTH, cfg.max_position_embeddings), BATCH)
+    batches = Windows(tokenizer, shape).batches(windows.encode(tokenizer, pieces))
     total = tally.moments(np.zeros((0, len(neurons)), np.float32))
     for batch, values in record(params, cfg, batches, neurons, site, mesh=mesh):
         total = tally.merge(total, tally.moments(values[batch.counted]))

@@ -43,6 +43,11 @@ class Shape:
             raise UserError(f"windows of {self.length} tokens can repeat 1 to {self.length - 2}, not {self.context}")
 
 
+def shape_for(length: int, batch: int = BATCH) -> Shape:
+    """Windows of a length that repeat `CONTEXT` tokens, or a quarter of theirs where they are short."""
+    return Shape(length, max(1, min(CONTEXT, length // 4)), batch)
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """B windows of T tokens; rows of padding come last and count nothing."""

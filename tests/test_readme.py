@@ -32,13 +32,14 @@ def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setattr(runtime, "prepare", lambda verbose: None)
         assert cli.main(["map", "smollm2", "--out", "maps/smollm2", "--control", "--layers", LAYER]) == 0
+    (folder / "notes.txt").write_text("There is more room in space than in the harbour, and less water.")
     return folder
 
 
 def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
-    assert used == {"map", "find", "show", "generate", "info", "convert"}
+    assert used == {"map", "find", "show", "generate", "info", "convert", "acts"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 
@@ -48,6 +49,8 @@ def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch
     if arguments[0] == "map":
         arguments = [word for word in arguments if not word.startswith("0:")]
         arguments += [LAYER] if arguments[-1] == "--layers" else ["--layers", LAYER]
+    if arguments[0] == "acts" and "--text" not in arguments:
+        arguments += ["--text", "notes.txt"]  # in place of the whole calibration text
     monkeypatch.chdir(home)
     monkeypatch.setattr(runtime, "prepare", lambda verbose: None)
     assert cli.main(arguments) == 0, capsys.readouterr().err

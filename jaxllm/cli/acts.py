@@ -47,7 +47,7 @@ class Acts:
 
         from interp import acts, calibration
         from interp.query import as_json, parse_neuron
-        from interp.windows import Shape
+        from interp.windows import shape_for
         from jaxllm.cli import console
         from jaxllm.errors import UserError
         from jaxllm.hub import resolve
@@ -56,7 +56,7 @@ class Acts:
         if self.csv is not None and not self.csv.absolute().parent.is_dir():
             raise UserError(f"--csv {self.csv}: there is no folder {self.csv.parent}; make it first")
         neurons = list(dict.fromkeys(map(parse_neuron, self.neuron)))
-        shape = Shape(length=self.window)
+        shape = shape_for(self.window)
         checkpoint = open_checkpoint(resolve(self.model))
         acts.check(checkpoint.config, neurons, self.site)
         tokenizer = checkpoint.tokenizer()

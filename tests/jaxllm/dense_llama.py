@@ -1,5 +1,7 @@
 """A Llama in float64 NumPy, written from the architecture's definition alone, loops and all."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 
@@ -21,9 +23,21 @@ def frequencies(C: int, theta: float, scaling: dict[str, float] | None) -> np.nd
 
 
 def forward(
-    weights: dict[str, np.ndarray], ids: list[int], *, H: int, K: int, C: int, eps: float, freq: np.ndarray
+    weights: dict[str, np.ndarray],
+    ids: list[int],
+    *,
+    H: int,
+    K: int,
+    C: int,
+    eps: float,
+    freq: np.ndarray,
+    inner: list[dict[str, np.ndarray]] | None = None,
+    change: Callable[[int, str, np.ndarray], np.ndarray] = lambda layer, site, values: values,
 ) -> np.ndarray:
-    """Logits [T, V] of one text, from tensors under their Hugging Face names."""
+    """Logits [T, V] of one text, from tensors under their Hugging Face names; ``inner`` gets each MLP's values, [T, F].
+
+    ``change`` (layer, site, values [T, F]) gives what takes the place of an MLP's values at a site.
+    """
     w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
 
     def norm(x, gain):
@@ -52,7 +66,13 @@ def forward(
         x = x + out.reshape(T, H * C) @ w[p + "self_attn.o_proj.weight"].T
         h = norm(x, w[p + "post_attention_layernorm.weight"])
         gate, up = h @ w[p + "mlp.gate_proj.weight"].T, h @ w[p + "mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[p + "mlp.down_proj.weight"].T
+        gate = change(layer, "gate_pre", gate)
+        act = change(layer, "gate_act", gate / (1 + np.exp(-gate)))
+        up = change(layer, "up", up)
+        product = change(layer, "product", act * up)
+        if inner is not None:
+            inner.append({"gate_pre": gate, "up": up, "product": product})
+        x = x + product @ w[p + "mlp.down_proj.weight"].T
         layer += 1
     head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
     return norm(x, w["model.norm.weight"]) @ head.T
