@@ -1,15 +1,22 @@
 """Makes a pair of models to compare: SmolLM2, and SmolLM2 after some hundred steps on one narrow text.
 
-    python benchmarks/finetune_pair.py --out smollm2-bees
+    python benchmarks/finetune_pair.py --out smollm2-bees                    about 20 minutes on two cores
+    jaxllm map smollm2 --out maps/smollm2
+    jaxllm map smollm2-bees --out maps/bees
+    python benchmarks/finetune_pair.py --maps maps/smollm2 maps/bees
 
 Trains every parameter in float32 with AdamW on random windows of `bees.txt`, a text on beekeeping. Logs the loss and, at times,
-how many neurons of a sample have changed their top token since the start (`interp.compare.drift`). Writes a Hugging Face
-folder that `jaxllm map` reads. The last line is JSON.
+how many neurons of a sample have kept their top token since the start (`interp.compare.drift`). Writes a Hugging Face folder
+that `jaxllm map` reads. With --maps it tells whether the neurons that changed are those whose token the text names. The last
+line is JSON.
 """
 
 import argparse
+import dataclasses
 import functools
+import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from interp import intervals
+from interp.atlas import NO_TOKEN, Atlas
+from interp.compare import drift, label
+from interp.tokens import group_tokens
 from jaxllm.config import Config
+from jaxllm.hub import resolve
+from jaxllm.load import Checkpoint, load_params, open_checkpoint
 from jaxllm.logprobs import sequence_logprobs
 from jaxllm.params import Params
+from jaxllm.save import save_params
 
 TEXT = Path(__file__).with_name("bees.txt")
+SAMPLE = 4096  # neurons whose drift is logged
+EVERY = 50  # steps
+BIG = 1 << 30
+OCCURRENCES = (0, 1, 3, 10, 30, BIG)  # limits of the classes of tokens
 CLIP, WEIGHT_DECAY, WARM_UP = 1.0, 0.01, 0.1  # WARM_UP is a share of the steps
 
 
@@ -78,33 +96,85 @@ def train(
     return params
 
 
-def main() -> None:
-    from jaxllm.hub import resolve
-    from jaxllm.load import load_params, open_checkpoint
-    from jaxllm.save import save_params
+def near_and_far(a: Atlas, b: Atlas, ids: np.ndarray) -> list[dict[str, Any]]:
+    """How many neurons keep their top token, by how often a spelling of that token occurs in the text ``ids``."""
+    groups, V = a.tokens.group, len(a.tokens.data)
+    occurs = np.bincount(groups[ids], minlength=V)[groups]
+    old, new = (atlas.column("ids")[..., 0, 0].ravel() for atlas in (a, b))
+    margin = a.column("margin")[..., 0].ravel()
+    labelled = (old != NO_TOKEN) & (new != NO_TOKEN)
+    rows = []
+    for low, high in itertools.pairwise(OCCURRENCES):
+        before, after = (labelled & (occurs[labels] >= low) & (occurs[labels] < high) for labels in (old, new))
+        match = intervals.rate_of((old == new)[before])
+        rows.append(
+            {
+                "occurrences": f"{low}" if high == low + 1 else f"{low} to {high - 1}" if high < BIG else f"{low} or more",
+                **dataclasses.asdict(match),
+                "median_margin": float(np.median(margin[before])) if before.any() else math.nan,
+                "labelled_after": int(after.sum()),
+            }
+        )
+    return rows
 
+
+def make(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Trains and writes the second model of the pair."""
+    checkpoint = open_checkpoint(resolve(arguments.model))
+    cfg, tokenizer = checkpoint.config, checkpoint.tokenizer()
+    ids = text_ids(checkpoint, arguments.text)
+    before = load_params(checkpoint, dtype=jnp.float32, stacked=True)
+    groups = group_tokens(tokenizer, cfg.vocab_size).group
+    start = label(before, cfg, sample=SAMPLE)
+    print(f"{arguments.text.name}: {len(ids):,} tokens, {len(np.unique(ids)):,} different")
+    begun, losses, kept = time.perf_counter(), [], {}
+
+    def each(number: int, loss: float, params: Params) -> None:
+        losses.append(loss)
+        if number % (EVERY // 5) and number != 1:
+            return
+        told = f"step {number}: loss {loss:.3f}, {time.perf_counter() - begun:.0f} s"
+        if not number % EVERY:
+            found = drift(start, params, cfg, groups=groups)
+            kept[number] = found.match.share
+            gained = ", ".join(f"{tokenizer.display(w.id)} {w.before} to {w.after}" for w in found.gained(6))
+            told += f"; {found.match.share:.2%} of {found.match.total:,} neurons keep their token; gained: {gained}"
+        print(told, flush=True)
+
+    after = train(before, cfg, ids, steps=arguments.steps, learning_rate=arguments.learning_rate, each=each)
+    save_params(after, cfg, arguments.out, like=checkpoint)
+    return {"losses": [round(loss, 4) for loss in losses[:: EVERY // 5]], "kept": kept}
+
+
+def text_ids(checkpoint: Checkpoint, text: Path) -> np.ndarray:
+    """The token ids of a text file."""
+    return np.array(checkpoint.tokenizer().encode(text.read_text(encoding="utf-8"), bos=False), np.int32)
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", type=Path, help="folder to write")
+    parser.add_argument("--maps", type=Path, nargs=2, help="maps of the model and of the trained one: no training")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     arguments = parser.parse_args()
-    checkpoint = open_checkpoint(resolve(arguments.model))
-    cfg = checkpoint.config
-    ids = np.array(checkpoint.tokenizer().encode(arguments.text.read_text(encoding="utf-8"), bos=False), np.int32)
-    before = load_params(checkpoint, dtype=jnp.float32, stacked=True)
-    print(f"{arguments.text.name}: {len(ids):,} tokens, {len(np.unique(ids)):,} different")
-    begun = time.perf_counter()
-    losses = []
-
-    def each(number: int, loss: float, params: Params) -> None:
-        losses.append(loss)
-        print(f"step {number}: loss {loss:.3f}, {time.perf_counter() - begun:.0f} s", flush=True)
-
-    after = train(before, cfg, ids, steps=arguments.steps, learning_rate=arguments.learning_rate, each=each)
-    save_params(after, cfg, arguments.out, like=checkpoint)
-    print(json.dumps({"benchmark": "finetune_pair", "losses": losses[::10]}))
+    if (arguments.out is None) == (arguments.maps is None):
+        parser.error("give --out to train, or --maps to look at two maps")
+    result: dict[str, Any] = {"benchmark": "finetune_pair"}
+    if arguments.out is not None:
+        result |= make(arguments)
+    else:
+        ids = text_ids(open_checkpoint(resolve(arguments.model)), arguments.text)
+        result["near_and_far"] = near_and_far(Atlas(arguments.maps[0]), Atlas(arguments.maps[1]), ids)
+        for row in result["near_and_far"]:
+            print(
+                f"top token {row['occurrences']} times in the text: {row['share']:.2%} of {row['total']:,} neurons keep it "
+                f"({row['low']:.2%} to {row['high']:.2%}), median margin {row['median_margin']:.3f}; "
+                f"{row['labelled_after']:,} neurons have such a token afterwards"
+            )
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

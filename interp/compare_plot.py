@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from interp.compare import Comparison
 from interp.intervals import Mean, Rate
@@ -78,7 +79,8 @@ def _parts(axis: Any, comparison: Comparison) -> None:
     ):
         axis.bar(at + shift, [r.share for r in rates], 0.38, yerr=_errors(rates), color=color, label=label, capsize=3)
     axis.set_xticks(at, [f"{part.part}\n{part.shapley:.0%} of all changes" for part in parts])
-    axis.set(title="What changes the top token", ylabel="share of neurons changed (95 %)")
+    highest = max(rate.high for part in parts for rate in (part.alone, part.without))
+    axis.set(title="What changes the top token", ylabel="share of neurons changed (95 %)", ylim=(0, 1.3 * highest))
     axis.legend(frameon=False, fontsize=8)
 
 
@@ -94,6 +96,7 @@ def _measures(axis: Any, comparison: Comparison) -> None:
 def _band(axis: Any, layers: Sequence[int], values: Sequence[Rate | Mean], color: str, label: str, style: str) -> None:
     middle = [value.share if isinstance(value, Rate) else value.value for value in values]
     axis.plot(layers, middle, style, color=color, label=label, markersize=3.5, linewidth=1.3)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.fill_between(layers, [v.low for v in values], [v.high for v in values], color=color, alpha=0.2, linewidth=0)
 
 
