@@ -11,6 +11,7 @@ from typing import Any, Protocol
 GROUPS = {
     "The map of neurons": "jaxllm.cli.map",
     "Two models": "jaxllm.cli.compare",
+    "Clamps": "jaxllm.cli.steer",
     "Activations": "jaxllm.cli.acts",
     "Text": "jaxllm.cli.text",
     "Files": "jaxllm.cli.files",
