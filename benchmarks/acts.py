@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxllm.cli.runtime import configure_jax
 
-ROUNDS, BATCHES = 5, 2
+ROUNDS, BATCHES = 5, 1
 TARGET = 1.0
 NEURONS = (605, 0, 1, 2)  # of each layer
 

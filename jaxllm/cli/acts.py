@@ -45,9 +45,9 @@ class Acts:
 
         import jax.numpy as jnp
 
-        from interp import acts, calibration
+        from interp import acts, calibration, contexts
         from interp.query import as_json, parse_neuron
-        from interp.windows import shape_for
+        from interp.windows import read, shape_for
         from jaxllm.cli import console
         from jaxllm.errors import UserError
         from jaxllm.hub import resolve
@@ -57,6 +57,8 @@ class Acts:
             raise UserError(f"--csv {self.csv}: there is no folder {self.csv.parent}; make it first")
         neurons = list(dict.fromkeys(map(parse_neuron, self.neuron)))
         shape = shape_for(self.window)
+        if self.text is not None and not self.text.is_fifo():
+            next(read(self.text))  # a mistake here should not wait for the model
         checkpoint = open_checkpoint(resolve(self.model))
         acts.check(checkpoint.config, neurons, self.site)
         tokenizer = checkpoint.tokenizer()
@@ -77,7 +79,7 @@ class Acts:
         if self.csv is not None:
             _write_csv(self.csv, found, tokenizer)
         if self.json:
-            console.write(json.dumps(as_json(facts(found, tokenizer)), indent=1))
+            console.write(json.dumps(as_json(contexts.facts(found, tokenizer)), indent=1))
         else:
             for neuron in found.neurons:
                 _print(neuron, found, tokenizer)
@@ -89,63 +91,19 @@ class Acts:
 COMMANDS: dict[str, type[Any]] = {"acts": Acts}
 
 
-def facts(found: "Activations", tokenizer: "Tokenizer") -> dict[str, Any]:
-    """All that ``jaxllm acts --json`` prints, as plain values."""
-    return {
-        "site": found.site,
-        "tokens": found.tokens,
-        "bytes": found.size,
-        "complete": found.complete,
-        "neurons": [
-            {
-                "layer": neuron.layer,
-                "neuron": neuron.neuron,
-                **_statistics(neuron),
-                "nonfinite": neuron.nonfinite,
-                "tails": [dataclasses.asdict(tail) for tail in neuron.tails()],
-                "histogram": {name: array.tolist() for name, array in vars(neuron.histogram()).items()},
-                "highest": [_context(place, tokenizer) for place in neuron.highest],
-                "lowest": [_context(place, tokenizer) for place in neuron.lowest],
-            }
-            for neuron in found.neurons
-        ],
-    }
-
-
 def _size(path: Path) -> int | None:
     """Bytes of a regular file; None for what has no size, and for what is not there, which the reader reports."""
     return path.stat().st_size if path.is_file() else None
 
 
-def _statistics(neuron: "NeuronActivations") -> dict[str, float]:
-    shares = {"1 %": 0.01, "median": 0.5, "99 %": 0.99}
-    values = {"mean": neuron.mean, "std": neuron.std, "min": neuron.min}
-    return {**values, **{name: neuron.quantile(q) for name, q in shares.items()}, "max": neuron.max}
-
-
-def _context(place: "Place", tokenizer: "Tokenizer") -> dict[str, Any]:
-    before, token, after = _parts(place, tokenizer)
-    where = {"value": place.value, "token_index": place.index, "line": place.line, "token_id": place.ids[place.marked]}
-    return {**where, "before": before, "token": token, "after": after, "ids": list(place.ids), "marked": place.marked}
-
-
-def _parts(place: "Place", tokenizer: "Tokenizer") -> tuple[str, str, str]:
-    """The text before the token, the token and the text after it, with marks for what is invisible but spaces."""
-    from jaxllm.tokenizer import show_bytes
-
-    cuts = (slice(0, place.marked), slice(place.marked, place.marked + 1), slice(place.marked + 1, None))
-    pieces = (b"".join(map(tokenizer.token_bytes, place.ids[cut])) for cut in cuts)
-    before, token, after = (show_bytes(piece).replace("␣", " ") for piece in pieces)
-    return before, token, after
-
-
 def _print(neuron: "NeuronActivations", found: "Activations", tokenizer: "Tokenizer") -> None:
+    from interp.contexts import statistics
     from jaxllm.cli import console
 
     out = console.stdout()
     name = f"L{neuron.layer}/N{neuron.neuron}"
     console.write(f"{name}, {found.site}: {neuron.count:,} tokens")
-    console.write("  ".join(f"{key} {value:.4g}" for key, value in _statistics(neuron).items()))
+    console.write("  ".join(f"{key} {value:.4g}" for key, value in statistics(neuron).items()))
     if neuron.nonfinite:
         console.write(f"{neuron.nonfinite:,} values are NaN or infinite and are left out.")
     out.print(_histogram_table(neuron))
@@ -157,10 +115,10 @@ def _print(neuron: "NeuronActivations", found: "Activations", tokenizer: "Tokeni
 def _histogram_table(neuron: "NeuronActivations") -> Any:
     import math
 
-    from jaxllm.cli.map import _table
+    from jaxllm.cli import console
 
     found = neuron.histogram()
-    table = _table("Values (bars: logarithm of the count)", "from", "to", "tokens", "")
+    table = console.table("Values (bars: logarithm of the count)", "from", "to", "tokens", "")
     counts = found.counts.tolist()
     tallest = math.log1p(max(counts, default=1))
     for low, high, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True):
@@ -169,9 +127,9 @@ def _histogram_table(neuron: "NeuronActivations") -> Any:
 
 
 def _tails_table(neuron: "NeuronActivations") -> Any:
-    from jaxllm.cli.map import _table
+    from jaxllm.cli import console
 
-    table = _table("Tokens beyond", "sd", "at least", "share", "below", "share")
+    table = console.table("Tokens beyond", "sd", "at least", "share", "below", "share")
     tails = neuron.tails()
     for high, low in zip(tails[: len(tails) // 2], tails[len(tails) // 2 :], strict=True):
         table.add_row(str(high.sigmas), f"{high.value:.3g}", f"{high.share:.3%}", f"{low.value:.3g}", f"{low.share:.3%}")
@@ -181,11 +139,12 @@ def _tails_table(neuron: "NeuronActivations") -> Any:
 def _contexts_table(title: str, places: "tuple[Place, ...]", tokenizer: "Tokenizer") -> Any:
     from rich.text import Text
 
-    from jaxllm.cli.map import _table
+    from interp.contexts import parts
+    from jaxllm.cli import console
 
-    table = _table(title, "value", "line", "context")
+    table = console.table(title, "value", "line", "context")
     for place in places:
-        before, token, after = _parts(place, tokenizer)
+        before, token, after = parts(place, tokenizer)
         table.add_row(f"{place.value:+.3f}", f"{place.line:,}", Text.assemble(before, (f"«{token}»", "bold reverse"), after))
     return table
 
@@ -194,6 +153,7 @@ def _write_csv(path: Path, found: "Activations", tokenizer: "Tokenizer") -> None
     import csv
     import io
 
+    from interp.contexts import context as described
     from interp.files import write_atomically
 
     columns = ["value", "token_index", "line", "token_id", "before", "token", "after"]
@@ -203,7 +163,7 @@ def _write_csv(path: Path, found: "Activations", tokenizer: "Tokenizer") -> None
     for neuron in found.neurons:
         for end, places in (("+", neuron.highest), ("-", neuron.lowest)):
             for rank, place in enumerate(places, 1):
-                context = _context(place, tokenizer)
+                context = described(place, tokenizer)
                 values = [context[column] for column in columns]
                 writer.writerow([neuron.layer, neuron.neuron, found.site, end, rank, *values])
     write_atomically(path, text.getvalue().encode())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
@@ -37,6 +38,17 @@ def stdout() -> "Console":
 def stderr() -> "Console":
     """For remarks; one console for logs and progress, so that a log line does not tear the bar."""
     return _console(stderr=True)
+
+
+def table(title: str, *columns: str) -> "Table":
+    """An empty table in the form that all commands print; ``title`` may be empty."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    out = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for column in columns:
+        out.add_column(column, overflow="fold")
+    return out
 
 
 def write(text: str, end: str = "\n") -> None:
