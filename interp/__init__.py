@@ -4,21 +4,36 @@ atlas = map_model(open_checkpoint(folder), "maps/mine")      # or Atlas("maps/mi
 rank(atlas).top(20)                                          # the most specialised neurons
 find(atlas, parse_query(" dog", atlas.tokens.data, atlas.tokens.group).ids)
 show(atlas, 12, 345)
+activations(params, cfg, tokenizer, [(12, 345)], Path("notes.txt"))    # what the neuron does on a text
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interp.acts import activations
     from interp.atlas import Atlas
+    from interp.calibration import natural
     from interp.query import find, neighbours, show
     from interp.ranking import rank
     from interp.run import Control, Settings, map_model
     from interp.tokens import parse_query
 
-__all__ = ["Atlas", "Control", "Settings", "find", "map_model", "neighbours", "parse_query", "rank", "show"]
+__all__ = [
+    "Atlas",
+    "Control",
+    "Settings",
+    "activations",
+    "find",
+    "map_model",
+    "natural",
+    "neighbours",
+    "parse_query",
+    "rank",
+    "show",
+]
 
-_HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "ranking"}
+_HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "ranking", "activations": "acts", "natural": "calibration"}
 _HOMES |= dict.fromkeys(("find", "neighbours", "show"), "query") | dict.fromkeys(("Control", "Settings", "map_model"), "run")
 
 
