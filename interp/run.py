@@ -31,8 +31,7 @@ from jaxllm.load import Checkpoint
 
 log = logging.getLogger(__name__)
 
-ROWS_PER_CALL = {"cpu": 512}  # rows of one call to the kernel, by platform; also the step of the progress
-DEFAULT_ROWS_PER_CALL = 4096
+ROWS_PER_CALL = 4096  # of an accelerator; also the step of the progress
 CONTROL_ROWS = 1024  # per layer; the 99th percentile of 2048 poles leaves twenty above it
 MAX_TOP_K = 1024  # a map holds the top of each distribution; all of it would be neurons times vocabulary
 AGREEMENT_ROWS = 1024  # compared with float32
@@ -191,7 +190,7 @@ class _Run:
         self.k = min(settings.top_k, self.allowed)
         same_row = tokens.same_row
         self.repeated = np.bincount(same_row[tokens.allowed], minlength=len(same_row))[same_row] > 1
-        self.rows_per_call = ROWS_PER_CALL.get(jax.default_backend(), DEFAULT_ROWS_PER_CALL)
+        self.rows_per_call = _rows_per_call()
         self.done = self.total = 0
 
     def map_layers(self, writer: AtlasWriter, layers: Sequence[int], control: Control | None) -> None:
@@ -350,6 +349,14 @@ def _read_ahead(checkpoint: Checkpoint, layers: Sequence[int], site: Site) -> It
             yield layer
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _rows_per_call() -> int:
+    if jax.default_backend() != "cpu":
+        return ROWS_PER_CALL
+    from interp import decode_cpu
+
+    return decode_cpu.ROWS * decode_cpu.cores()
 
 
 def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reference import dense_decode
 
+from interp import decode_cpu, simd
 from interp.decode import decode, prepare_head, top
 from jaxllm.sharding import make_mesh
 
@@ -133,24 +134,65 @@ def test_bfloat16_operands_keep_float32_logits():
 
 
 def test_no_array_of_all_neurons_by_all_ids_is_formed():
-    N, V = 4096, 2048
+    N, V = 16384, 2048
     rows, head = make(N, 8, V)
     text = jax.jit(lambda r, v: decode(r, v, k=16)).lower(rows, prepare_head(head)).compile().as_text()
     assert f"[{N},{V}]" not in text
-    assert f"[128,{V}]" in text  # the block, as a control that shapes are found this way
-    assert "[32,128,2048]" not in text
-    assert "[32,128,32,64]" not in text
+    assert f"[4096,{V}]" in text  # the block, as a control that shapes are found this way
+    assert "[4,4096,2048]" not in text
+    assert "[4,4096,32,64]" not in text
+
+
+@pytest.mark.parametrize(("rows_of_a_tile", "columns"), [(5, 128), (64, 64), (1, 512)])
+@pytest.mark.parametrize("V", [64, 513, 1000])
+def test_tiles_of_any_size_give_the_same(monkeypatch, rows_of_a_tile, columns, V):
+    monkeypatch.setattr(decode_cpu, "ROWS", rows_of_a_tile)
+    monkeypatch.setattr(decode_cpu, "COLUMNS", columns)
+    rows, head = make(23, 8, V)
+    rows[3] *= 40  # its maximum moves far from tile to tile
+    head[V // 2] = head[1]  # a tie across tiles
+    groups = np.arange(V) % (V // 3)
+    k = min(V, 20)
+    check(decode(rows, prepare_head(head, groups=groups), k=k), dense_decode(rows, head, k, groups=groups), rtol=1e-4)
+    one, dense = top(rows, prepare_head(head), k=k), dense_decode(rows, head, k)
+    np.testing.assert_array_equal(one.ids, dense.ids[:, 0])
+    np.testing.assert_allclose(one.lse, dense.lse[:, 0], rtol=1e-5)
 
 
 def test_the_same_shape_compiles_once(caplog):
     rows, head = make(64, 8, 300)
-    vocabulary = prepare_head(head)
+    vocabulary, mesh = prepare_head(head), make_mesh()
+    decode(rows, vocabulary, k=5)
+    programs = decode_cpu._multiply._cache_size()
+    decode(rows + 1, vocabulary, k=5)
+    assert decode_cpu._multiply._cache_size() == programs
+    decode(rows[:63], vocabulary, k=5)  # another shape: the count does grow
+    assert decode_cpu._multiply._cache_size() > programs
+
+    vocabulary = prepare_head(head, mesh=mesh)
     decode(rows, vocabulary, k=5)
     with jax.log_compiles(), caplog.at_level("WARNING"):
         decode(rows + 1, vocabulary, k=5)
         assert not [r for r in caplog.records if "Compiling" in r.getMessage()]
-        decode(rows[:63], vocabulary, k=5)  # another shape: the log does show compilations
+        decode(rows[:63], vocabulary, k=5)
         assert [r for r in caplog.records if "Compiling" in r.getMessage()]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_the_fast_exponential_is_exact_to_a_few_units_in_the_last_place(scale):
+    @simd.loop
+    def apply(x, out):
+        for i in range(len(x)):
+            out[i] = simd.exp(x[i])
+
+    x = -np.abs(np.random.default_rng(0).normal(size=5000).astype(np.float32)) * np.float32(scale)
+    out = np.empty_like(x)
+    apply(x, out)
+    exact = np.exp(x.astype(np.float64))
+    inside = x > -86
+    assert inside.sum() > 4000
+    assert (np.abs(out / exact - 1) < 1e-6 + 6e-8 * np.abs(x))[inside].all()
+    assert (out[~inside] < 1e-36).all()
 
 
 def test_wrong_arguments_are_named():
