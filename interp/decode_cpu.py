@@ -21,6 +21,7 @@ from interp.prepared import Sums, Vocabulary
 from interp.simd import LANES, above, exp, loop, maximum, trailing_zeros, widen
 
 ROWS, COLUMNS = 768, 4096  # of a tile, at most; measured: see benchmarks/README.md
+HEAD_BYTES, FEWEST_COLUMNS = 16 << 20, 1024  # a tile's part of the head stays in the cache, unless that makes it too narrow
 FEWEST_ROWS = 128  # below which a product is a matter of reading the head
 NOTHING = np.float32(-np.inf)
 ONE = np.uint64(1)
@@ -48,7 +49,8 @@ def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k
         coherence=np.zeros((N, P), np.float32),
     )
     plain_rows, plain_head = (x if x.dtype == np.float32 else x.view(np.uint16) for x in (rows, head))
-    tiles = [jax.device_put(head[at : at + COLUMNS]) for at in range(0, len(head), COLUMNS)]  # aligned: no copy
+    columns = min(COLUMNS, max(FEWEST_COLUMNS, HEAD_BYTES // head[0].nbytes // LANES * LANES))
+    tiles = [jax.device_put(head[at : at + columns]) for at in range(0, len(head), columns)]  # aligned: no copy
     local = threading.local()
 
     def add_block(part: slice) -> None:
@@ -60,7 +62,7 @@ def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k
                 spare[shape] = jnp.zeros(shape)
             spare[shape] = _multiply(block, tile, spare[shape]).block_until_ready()
             z = _memory(spare[shape].unsafe_buffer_pointer(), shape)
-            at = number * COLUMNS
+            at = number * columns
             real = min(vocabulary.count - at, len(tile))
             if mean is None:
                 _add_one(z, at, real, into.values, into.positions, into.exp)

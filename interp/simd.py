@@ -10,13 +10,15 @@ import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+config: Any = numba.config
+intrinsic: Any = extending.intrinsic
 
 # Numba halves the vectors of CPUs that are slow at wide ones at other work, and takes some new CPUs for older ones.
-numba.config.CPU_NAME = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-numba.config.CPU_FEATURES = numba.config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+config.CPU_NAME = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
 
 LANES = 64  # bits of a mask
 
