@@ -30,10 +30,14 @@ _VALUE = re.compile(rf"\s*(?P<number>{_NUMBER}|[+-])?\s*(?P<unit>[A-Za-z]*)\s*",
 class Natural(Protocol):
     """What a neuron does by itself on a text, one entry per neuron: `interp.calibration.Natural`."""
 
-    mean: Any
-    std: Any
-    min: Any
-    max: Any
+    @property
+    def mean(self) -> Any: ...
+    @property
+    def std(self) -> Any: ...
+    @property
+    def min(self) -> Any: ...
+    @property
+    def max(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)

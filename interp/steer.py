@@ -125,7 +125,9 @@ def steer(
     logits, before, after = both_logits(weights, cfg, tokens, jnp.asarray(lengths), clamp, neurons_of(neurons))
     logits = np.asarray(logits)
     allowed = np.arange(cfg.vocab_size) < tokenizer.size
-    found = [written(weights, cfg, *neuron, concept=concept and concept.ids, allowed=allowed) for neuron in neurons]
+    found = [
+        written(weights, cfg, *neuron, concept=None if concept is None else concept.ids, allowed=allowed) for neuron in neurons
+    ]
     signs = _signs(weights, cfg, checkpoint, found, settings, chat)
     steered = []
     for i, setting in enumerate(settings):
@@ -134,31 +136,36 @@ def steer(
         values = [_at_site(x, setting.site)[0, : len(ids), j] for x in (before, after)]
         gate = _at_site(before, "gate_act")[0, : len(ids), j]
         places = zip(ids, gate.tolist(), *(v.tolist() for v in values), strict=True)
+        readings = [[tokenizer.display(t) for t in side.ids] for side in (*found[j].up, *found[j].down)]
         steered.append(
             Steered(
-                f"L{setting.layer}/N{setting.neuron}",
-                setting.layer,
-                setting.neuron,
-                setting.site,
-                *([tokenizer.display(t) for t in side.ids] for side in (*found[j].up, *found[j].down)),
-                found[j].cosine,
-                own,
-                compare(logits[0], logits[1], own.ids),
-                _range(measured, i),
-                signs.get((j, setting.site)),
-                [Position(k, tokenizer.display(t), *numbers) for k, (t, *numbers) in enumerate(places)],
+                name=f"L{setting.layer}/N{setting.neuron}",
+                layer=setting.layer,
+                neuron=setting.neuron,
+                site=setting.site,
+                up=readings[0],
+                up_opposite=readings[1],
+                down=readings[2],
+                down_opposite=readings[3],
+                cosine=found[j].cosine,
+                concept=own,
+                effect=compare(logits[0], logits[1], own.ids),
+                natural=_range(measured, i),
+                sign=signs.get((j, setting.site)),
+                positions=[Position(k, tokenizer.display(t), *numbers) for k, (t, *numbers) in enumerate(places)],
             )
         )
     return Steering(
-        prompt,
-        ids,
-        metadata(settings, clamps),
-        *(tokenizer.decode(row, skip_specials=True) for row in (plain, clamped)),
-        plain,
-        clamped,
-        compare(logits[0], logits[1], [0]).kl,
-        top_tokens(logits, tokenizer),
-        steered,
+        prompt=prompt,
+        ids=ids,
+        clamps=metadata(settings, clamps),
+        plain=tokenizer.decode(plain, skip_specials=True),
+        clamped=tokenizer.decode(clamped, skip_specials=True),
+        plain_ids=plain,
+        clamped_ids=clamped,
+        kl=compare(logits[0], logits[1], [0]).kl,
+        tokens=top_tokens(logits, tokenizer),
+        neurons=steered,
     )
 
 

@@ -6,7 +6,6 @@ model whose up row, after this one's, lies closest to the concept.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -143,15 +142,18 @@ def sweep(
         settings: list[NeuronClamp | None] = [None]
         settings += [_clamp("neuron", here, curve.site, dose) for curve in own for dose in full[curve.site]]
         common: dict[str, Any] = {"max_tokens": max_tokens, "stop_ids": stop_ids, "progress": progress}
-        written = functools.partial(continuations, params, cfg, tokenizer, prompts, concept=concept, **common)
-        greedy = _split(written(_rows(settings, P)), P)
-        drawn = _split(written(_rows(settings, P, samples), sampler=SAMPLER, seed=seed), P * samples) if samples else []
+        texts = continuations(params, cfg, tokenizer, prompts, _rows(settings, P), concept, **common)
+        greedy, drawn = _split(texts, P), []
+        if samples:
+            common |= {"sampler": SAMPLER, "seed": seed}
+            texts = continuations(params, cfg, tokenizer, prompts, _rows(settings, P, samples), concept, **common)
+            drawn = _split(texts, P * samples)
         plain = dataclasses.replace(plain, greedy=tuple(greedy[:1]), sampled=tuple(drawn[:1]))
         start = 1
         for own_curve in own:
             stop = start + len(full[own_curve.site])
-            texts = {"greedy": tuple(greedy[start:stop]), "sampled": tuple(drawn[start:stop])}
-            curves[curves.index(own_curve)] = dataclasses.replace(own_curve, **texts)
+            at = next(i for i, curve in enumerate(curves) if curve is own_curve)
+            curves[at] = dataclasses.replace(own_curve, greedy=tuple(greedy[start:stop]), sampled=tuple(drawn[start:stop]))
             start = stop
     signs = {site: proposals(params, cfg, prompts, [neuron], site=site)[0] for site in full}
     return Sweep(neuron, concept, P, full, natural, signs, plain, tuple(curves))

@@ -77,9 +77,9 @@ def _fluency(axis: Any, sweep: Sweep, site: str) -> None:
     axis.axhline(plain, color="black", linewidth=0.9)
     axis.annotate(
         "natural value",
-        (sweep.natural[site], 1),
+        (sweep.natural[site], 0),
         xycoords=("data", "axes fraction"),
-        xytext=(3, -9),
+        xytext=(3, 3),
         textcoords="offset points",
         fontsize=8,
         color=GREY,

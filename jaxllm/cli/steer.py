@@ -1,4 +1,4 @@
-"""Commands on clamps: one prompt with and without, and dose curves with controls."""
+"""Commands on clamps: one prompt with and without, dose curves with controls, clamps in the weights, and the paper's checks."""
 
 import dataclasses
 from pathlib import Path
@@ -9,13 +9,8 @@ import tyro
 if TYPE_CHECKING:
     from interp.clamp import Value
     from interp.concept import Concept
-    from interp.steer import Steered, Steering
-    from interp.sweep import Dose
     from interp.sweep import Sweep as Result
     from jaxllm.load import Checkpoint
-
-SHOWN_POSITIONS = 12
-SHOWN_TOKENS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Clamp:
         from interp.clamp import parse_clamp, parse_positions
         from interp.query import as_json
         from interp.steer import steer
-        from jaxllm.cli import console
+        from jaxllm.cli import console, steer_tables
 
         options = {
             "site": self.site,
@@ -82,7 +77,7 @@ class Clamp:
         if self.json:
             console.write(json.dumps(as_json(found), indent=1, ensure_ascii=False, allow_nan=False))
             return
-        for part in _clamp_tables(found):
+        for part in steer_tables.clamp_tables(found):
             console.stdout().print(part)
             console.write("")
 
@@ -127,7 +122,7 @@ class Sweep:
         from interp.clamp import check_neurons, parse_values
         from interp.query import parse_neuron
         from interp.sweep import rows_of
-        from jaxllm.cli import console
+        from jaxllm.cli import console, steer_tables
         from jaxllm.errors import UserError
 
         at = parse_neuron(self.neuron)
@@ -169,12 +164,93 @@ class Sweep:
         if self.json:
             console.write(json.dumps(sweep_files.facts(found, tokenizer, about), indent=1, ensure_ascii=False))
             return
-        for part in _sweep_tables(found):
+        for part in steer_tables.sweep_tables(found):
             console.stdout().print(part)
         console.write("Files: " + ", ".join(map(str, files)))
 
 
-COMMANDS: dict[str, type[Any]] = {"clamp": Clamp, "sweep": Sweep}
+@dataclasses.dataclass(frozen=True)
+class Bake:
+    """Write a copy of a model in which clamps are part of the weights.
+
+    Any program that reads Hugging Face's Llama with an MLP bias then runs the clamped model.
+    """
+
+    model: tyro.conf.Positional[str]
+    """a folder of safetensors, a .gguf file, a Hugging Face id, or smollm2"""
+    out: Path
+    """the folder to be written; it must not exist, or be empty"""
+    set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="L29/N1342=-30")]
+    """neuron and value, held at the up-projection's output for every token; repeat it for several"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """element type of all weights (default: as stored; float32 for quantised models)"""
+
+    def run(self) -> None:
+        from interp.calibration import natural
+        from interp.clamp import check_neurons, measure, parse_clamp, resolve
+        from jaxllm.bake import bake
+        from jaxllm.cli import console
+        from jaxllm.cli.files import _dtype
+
+        settings = [parse_clamp(text) for text in self.set]
+        checkpoint = _open(self.model)
+        check_neurons(checkpoint.config, [(setting.layer, setting.neuron) for setting in settings])
+        measured = None
+        if any(setting.value.unit for setting in settings):
+            params = _load(checkpoint, None)
+            tokenizer = checkpoint.tokenizer()
+            measured = measure(settings, lambda at, site: natural(params, checkpoint.config, tokenizer, at, site))
+        clamps = resolve(settings, measured)
+        bake(checkpoint, clamps, self.out, dtype=None if self.dtype is None else _dtype(self.dtype))
+        for setting, clamp in zip(settings, clamps, strict=True):
+            console.write(f"L{clamp.layer}/N{clamp.neuron} is held at {clamp.value:.6g} ({setting.value})")
+        console.write(f"wrote {self.out}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Run the checks of the paper on a model, or on a base model and its tuned one.
+
+    R1 and R2 look for the neurons of two words, R3 clamps them, R4 asks for the favourite animal, R5 compares the maps, R6
+    times decoding. Only on Llama 3.1 8B and its Instruct the paper's values stand beside.
+    """
+
+    model: tyro.conf.Positional[str]
+    """the base model: a folder of safetensors, a .gguf file, a Hugging Face id, or smollm2"""
+    tuned: tyro.conf.Positional[str | None] = None
+    """the tuned model, for R4 and R5"""
+    out: Path = Path("panel")
+    """folder of report, pictures and maps; maps that are there are used again"""
+    layers: Annotated[str | None, tyro.conf.arg(metavar="FROM:TO")] = None
+    """layers to look at, TO excluded, such as 28:30 (default: all)"""
+    max_tokens: int = 24
+    """of each continuation"""
+    samples: int = 8
+    """sampled answers to the question of R4, beside the greedy one"""
+
+    def run(self) -> None:
+        from interp import panel, panel_report
+        from jaxllm.cli import console
+        from jaxllm.cli.map import parse_layers
+        from jaxllm.errors import UserError
+
+        if self.max_tokens < 1 or self.samples < 0:
+            raise UserError("--max-tokens must be at least 1, and --samples at least 0")
+        names = [self.model, *([] if self.tuned is None else [self.tuned])]
+        pair = [_open(name) for name in names]
+        layers = None if self.layers is None else tuple(parse_layers(self.layers))
+        options = panel.Options(max_tokens=self.max_tokens, samples=self.samples, layers=layers)
+
+        def tell(stage: str) -> None:
+            console.stderr().print(stage)
+
+        found = panel.run(pair[0], pair[1] if self.tuned else None, self.out, names=names, options=options, progress=tell)
+        files = panel_report.write(found, self.out)
+        console.write(panel_report.markdown(found))
+        console.write("Files: " + ", ".join(map(str, files)))
+
+
+COMMANDS: dict[str, type[Any]] = {"clamp": Clamp, "sweep": Sweep, "bake": Bake, "panel": Panel}
 
 
 def _open(model: str) -> "Checkpoint":
@@ -192,52 +268,6 @@ def _load(checkpoint: "Checkpoint", dtype: str | None) -> Any:
     return load_params(checkpoint, dtype=None if dtype is None else jnp.dtype(dtype))
 
 
-def _clamp_tables(found: "Steering") -> list[Any]:
-    from rich.table import Table
-
-    clamps = ", ".join(_clamp_text(clamp) for clamp in found.clamps)
-    texts = Table("plain", clamps, title=found.prompt, title_justify="left", expand=False, padding=(0, 1), show_lines=True)
-    texts.add_row(_text(found.plain), _text(found.clamped))
-    after = _table(f"Next token; KL(plain || clamped) {found.kl:.3g} nats", "token", "p plain", "p clamped", "rank", "clamped")
-    for token in found.tokens:
-        after.add_row(token.display, *(f"{p:.4f}" for p in token.p), *(f"{rank:,}" for rank in token.rank))
-    parts = [texts, after]
-    for neuron in found.neurons:
-        parts += _neuron_tables(neuron)
-    return parts
-
-
-def _neuron_tables(neuron: "Steered") -> list[Any]:
-    effect = neuron.effect
-    about = _table(f"{neuron.name}, site {neuron.site}", "", "")
-    about.add_row("up row reads +", _join(neuron.up))
-    about.add_row("up row reads -", _join(neuron.up_opposite))
-    about.add_row("down column writes +", _join(neuron.down))
-    about.add_row("down column writes -", _join(neuron.down_opposite))
-    about.add_row("cos(up, down)", f"{neuron.cosine:+.3f}")
-    if neuron.natural is not None:
-        about.add_row("natural values", "mean {mean:.3g}, sd {std:.3g}, {min:.3g} to {max:.3g}".format(**neuron.natural))
-    if neuron.sign is not None:
-        sign = "+" if neuron.sign.sign > 0 else "-"
-        about.add_row("raises its concept", f"{sign} values ({neuron.sign.confidence}): {neuron.sign.reason}")
-    p, logit, rank = effect.p, effect.logit, effect.rank
-    about.add_row("concept", neuron.concept.name + (f" ({neuron.concept.note})" if neuron.concept.note else ""))
-    about.add_row("", f"p {p[0]:.4g} -> {p[1]:.4g}, logit {logit[0]:.2f} -> {logit[1]:.2f}, rank {rank[0]:,} -> {rank[1]:,}")
-    last = len(neuron.positions) - SHOWN_POSITIONS
-    title = f"{neuron.name} at the prompt's " + (f"last {SHOWN_POSITIONS} tokens" if last > 0 else "tokens")
-    values = _table(title, "position", "token", "silu(gate)", f"{neuron.site} plain", "clamped")
-    for place in neuron.positions[max(0, last) :]:
-        numbers = (f"{number:+.3f}" for number in (place.gate, place.natural, place.clamped))
-        values.add_row(str(place.position), place.display, *numbers)
-    return [about, values]
-
-
-def _clamp_text(clamp: dict[str, Any]) -> str:
-    unit = "" if clamp["unit"] == "absolute" else f" = {clamp['value']:.4g}"
-    verb = "" if clamp["mode"] == "set" else f" ({clamp['mode']})"
-    return f"{clamp['neuron_name']} {clamp['site']} = {clamp['written']}{unit}{verb}"
-
-
 def _sweep(
     asked: Sweep, params: Any, checkpoint: "Checkpoint", ids: Any, at: tuple[int, int], concept: Any, doses: Any, advance: Any
 ) -> "Result":
@@ -249,7 +279,7 @@ def _sweep(
 
     cfg, tokenizer = checkpoint.config, checkpoint.tokenizer()
     allowed = np.arange(cfg.vocab_size) < tokenizer.size
-    neuron = written(params, cfg, *at, concept=concept and concept.ids, allowed=allowed)
+    neuron = written(params, cfg, *at, concept=None if concept is None else concept.ids, allowed=allowed)
     return sweep(
         params,
         cfg,
@@ -285,77 +315,3 @@ def _doses(params: Any, checkpoint: "Checkpoint", at: tuple[int, int], values: "
             measured = natural(params, checkpoint.config, checkpoint.tokenizer(), [at], site)
         doses[site] = [Dose(value.absolute(measured, 0), str(value)) for value in values]
     return doses
-
-
-def _sweep_tables(found: "Result") -> list[Any]:
-    from interp.sweep_files import rows
-
-    neuron, all_rows = found.neuron, rows(found)
-    plain, parts = all_rows[0], []
-    parts.append(
-        f"L{neuron.layer}/N{neuron.neuron}: concept {found.concept.name}; without a clamp p {plain['p_mean']:.4g}"
-        + ("" if plain["fluency"] is None else f", in {plain['share_greedy']:.0%} of texts, fluency {plain['fluency']:.2f}")
-    )
-    for site, sign in found.signs.items():
-        where = f"Raised at {site} by {'+' if sign.sign > 0 else '-'} values ({sign.confidence})"
-        parts.append(f"{where}: {sign.reason}")
-    for site in found.doses:
-        columns = ["value", "p", "median rank", "KL", "other pole p", "second best p", "random p, median", "highest"]
-        if found.plain.greedy:
-            columns += ["in texts", *(["in samples"] if found.plain.sampled else []), "fluency", "first continuation"]
-        table = _table(f"Value set at {site}", *columns)
-        (own,) = found.curve(site)
-        by_kind = {kind: [r for r in all_rows if (r["site"], r["kind"]) == (site, kind)] for kind in _kinds()}
-        random = [[r["p_mean"] for r in by_kind["random"] if r["at"] == dose.value] for dose in found.doses[site]]
-        for i, (dose, row) in enumerate(zip(found.doses[site], by_kind["neuron"], strict=True)):
-            cells = [_dose(dose), f"{row['p_mean']:.4g}", f"{row['rank_median']:,.0f}", f"{row['kl_mean']:.3g}"]
-            for kind in ("other pole", "second best"):
-                cells.append(f"{by_kind[kind][i]['p_mean']:.4g}" if by_kind[kind] else "")
-            middle = sorted(random[i])[len(random[i]) // 2] if random[i] else None
-            cells += ["", ""] if middle is None else [f"{middle:.4g}", f"{max(random[i]):.4g}"]
-            if own.greedy:
-                cells.append(f"{row['share_greedy']:.0%}")
-                if own.sampled:
-                    cells.append(f"{row['share_sampled']:.0%}")
-                cells += [f"{row['fluency']:.2f}", _shorten(own.greedy[i][0].text)]
-            table.add_row(*cells)
-        parts.append(table)
-    controls = found.curve(next(iter(found.doses)), "second best")
-    if controls:
-        parts.append(f"Second best: L{controls[0].layer}/N{controls[0].neuron}. Fluency: nats per token, plain model.")
-    return parts
-
-
-def _kinds() -> tuple[str, ...]:
-    from interp.sweep import KINDS
-
-    return KINDS
-
-
-def _dose(dose: "Dose") -> str:
-    number = f"{dose.value:+.4g}"
-    try:
-        same = float(dose.written) == dose.value
-    except ValueError:
-        same = False
-    return number if same else f"{number} ({dose.written})"
-
-
-def _shorten(text: str, width: int = 40) -> str:
-    line = _text(text.replace("\n", "↵"))
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _text(text: str) -> str:
-    """Model output for a terminal: line breaks stay, other control characters are shown by their number."""
-    return "".join(c if c == "\n" or c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text)
-
-
-def _join(tokens: list[str]) -> str:
-    return "  ".join(tokens[:SHOWN_TOKENS])
-
-
-def _table(title: str, *columns: str) -> Any:
-    from jaxllm.cli.map import _table as table
-
-    return table(title, *columns)
