@@ -2,13 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from interp.atlas import FLAGS, NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas
-from interp.ranking import RANKINGS, rank
+from interp.ranking import RANKINGS, Ranking, rank
 from interp.rows import BLOCK_BYTES, tensor_name
 from jaxllm.errors import UserError
 
@@ -131,10 +131,13 @@ def pole_tokens(atlas: Atlas, position: int, neuron: int, pole: int) -> tuple[To
     )
 
 
-def show(atlas: Atlas, layer: int, neuron: int) -> Neuron:
-    """Both poles of one neuron, with its statistics among its layer's and the control's. Raises UserError when not mapped."""
+def show(atlas: Atlas, layer: int, neuron: int, rankings: Mapping[str, Ranking] | None = None) -> Neuron:
+    """Both poles of one neuron, with its statistics among its layer's and the control's. Raises UserError when not mapped.
+
+    ``rankings`` are those of all `RANKINGS`, for a caller that has them: they cost far more than the rest.
+    """
     position, _ = atlas.position(layer, neuron)
-    rankings = {name: rank(atlas, name) for name in RANKINGS}
+    rankings = rankings or {name: rank(atlas, name) for name in RANKINGS}
     flags = atlas.column("flags")[position, neuron]
     poles = tuple(
         Pole(

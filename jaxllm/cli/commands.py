@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 GROUPS = {
     "The map of neurons": "jaxllm.cli.map",
+    "In the browser": "jaxllm.cli.explore",
     "Two models": "jaxllm.cli.compare",
     "Clamps": "jaxllm.cli.steer",
     "Activations": "jaxllm.cli.acts",
