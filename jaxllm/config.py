@@ -33,7 +33,7 @@ _IGNORED = frozenset(
     }
 )
 # Keys that change the computation; only this value of each is implemented.
-_REQUIRED_VALUES = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "rope_interleaved": False}
+_REQUIRED_VALUES = {"attention_bias": False, "hidden_act": "silu", "rope_interleaved": False}
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -43,7 +43,7 @@ _SIZES = (
     "max_position_embeddings",
 )
 _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
-_OTHER = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+_OTHER = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "mlp_bias", "bos_token_id", "eos_token_id")
 _KNOWN = _IGNORED | _REQUIRED_VALUES.keys() | {*_SIZES, *_ROPE_KEYS, *_OTHER}
 
 _DEFAULT_THETA = 10000.0  # what a file of 2023 means when it names no base (Llama 1 and 2)
@@ -78,6 +78,7 @@ class Config:
     rope_theta: float = 500000.0
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
+    mlp_bias: bool = False  # whether the three projections of an MLP have biases, as a baked clamp needs
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -132,6 +133,7 @@ class Config:
                 rope_theta=theta,
                 rope_scaling=scaling,
                 tie_word_embeddings=_boolean(data.get("tie_word_embeddings", False), "tie_word_embeddings"),
+                mlp_bias=_boolean(data.get("mlp_bias", False), "mlp_bias"),
                 bos_token_id=next(iter(_token_ids(data.get("bos_token_id"), "bos_token_id")), None),
                 eos_token_ids=_token_ids(data.get("eos_token_id"), "eos_token_id"),
             )
@@ -152,7 +154,7 @@ class Config:
             "model_type": "llama",
             "hidden_act": "silu",
             "attention_bias": False,
-            "mlp_bias": False,
+            "mlp_bias": self.mlp_bias,
             **{key: getattr(self, key) for key in (*_SIZES, "num_key_value_heads", "head_dim")},
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,

@@ -63,13 +63,16 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """``y = W x`` without bias; W is ``(out, in)``, as on disk."""
+    """``y = W x``, or ``y = W x + b``; W is ``(out, in)``, as on disk."""
 
-    def __init__(self, out_features: int, in_features: int):
+    def __init__(self, out_features: int, in_features: int, *, bias: bool = False):
         self.weight = nnx.Param(jnp.zeros((out_features, in_features)))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((out_features,)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return project(x, self.weight[...]).astype(x.dtype)
+        y = project(x, self.weight[...])
+        return (y + self.bias[...] if hasattr(self, "bias") else y).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -123,9 +126,9 @@ class MLP(nnx.Module):
 
     def __init__(self, cfg: Config):
         D, F = cfg.hidden_size, cfg.intermediate_size
-        self.gate_proj = Linear(F, D)
-        self.up_proj = Linear(F, D)
-        self.down_proj = Linear(D, F)
+        self.gate_proj = Linear(F, D, bias=cfg.mlp_bias)
+        self.up_proj = Linear(F, D, bias=cfg.mlp_bias)
+        self.down_proj = Linear(D, F, bias=cfg.mlp_bias)
 
     def __call__(
         self, x: jax.Array, ctx: Context, layer: jax.typing.ArrayLike, recorded: Recorded | None

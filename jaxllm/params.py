@@ -27,7 +27,7 @@ class Spec:
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]  # logical name of each axis; `jaxllm.sharding` maps names to mesh axes
-    init: Literal["normal", "ones"]
+    init: Literal["normal", "ones", "zeros"]
 
 
 def table(cfg: Config, *, stacked: bool = False) -> dict[Path, Spec]:
@@ -45,6 +45,10 @@ def table(cfg: Config, *, stacked: bool = False) -> dict[Path, Spec]:
         ("mlp", "up_proj", "weight"): Spec((F, D), ("mlp", "embed"), "normal"),
         ("mlp", "down_proj", "weight"): Spec((D, F), ("embed", "mlp"), "normal"),
     }
+    if cfg.mlp_bias:
+        block["mlp", "gate_proj", "bias"] = Spec((F,), ("mlp",), "zeros")
+        block["mlp", "up_proj", "bias"] = Spec((F,), ("mlp",), "zeros")
+        block["mlp", "down_proj", "bias"] = Spec((D,), ("norm",), "zeros")
     specs: dict[Path, Spec] = {("embed_tokens", "weight"): Spec((V, D), ("vocab", "embed"), "normal")}
     if stacked:
         for path, s in block.items():
@@ -85,7 +89,7 @@ def abstract(cfg: Config, dtype: Any = jnp.float32, *, stacked: bool = False) ->
 
 
 def init(key: jax.Array, cfg: Config, dtype: Any = jnp.float32, *, stacked: bool = False) -> Params:
-    """Random parameters: normal with standard deviation 0.02 for matrices, ones for norm gains.
+    """Random parameters: normal with standard deviation 0.02 for matrices, ones for norm gains, zeros for biases.
 
     Each leaf's key is folded with its position in the table, so one leaf can be made without the others. Stacked and unstacked
     trees of one key differ.
@@ -93,8 +97,8 @@ def init(key: jax.Array, cfg: Config, dtype: Any = jnp.float32, *, stacked: bool
     order = {path: i for i, path in enumerate(table(cfg, stacked=stacked))}
 
     def leaf(path: Path, spec: Spec) -> jax.Array:
-        if spec.init == "ones":
-            return jnp.ones(spec.shape, dtype)
+        if spec.init != "normal":
+            return jnp.full(spec.shape, spec.init == "ones", dtype)
         noise = jax.random.normal(jax.random.fold_in(key, order[path]), spec.shape, jnp.float32)
         return (INIT_STD * noise).astype(dtype)
 

@@ -69,6 +69,12 @@ def test_presets_survive_a_round_trip(name: str) -> None:
     assert Config.from_hf(json.loads(json.dumps(PRESETS[name].to_hf()))) == PRESETS[name]
 
 
+def test_biases_of_the_mlp_are_read_and_written() -> None:
+    config = Config.from_hf({**LLAMA_8B, "mlp_bias": True})
+    assert config == dataclasses.replace(Config.from_hf(LLAMA_8B), mlp_bias=True)
+    assert Config.from_hf(config.to_hf()) == config
+
+
 def test_head_dim_follows_from_the_width_and_is_never_128_by_default() -> None:
     data = PRESETS["llama-3.2-1b"].to_hf()
     del data["head_dim"]
@@ -94,7 +100,7 @@ def test_old_type_key_of_rope_scaling_is_read() -> None:
         ({"quantization_config": {}}, "unknown key 'quantization_config'"),
         ({"model_type": "qwen2"}, "model_type 'qwen2'"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"mlp_bias": 1}, "mlp_bias must be true or false"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs exactly the keys"),
