@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from interp import intervals
 from interp.atlas import NO_TOKEN, Atlas
 from interp.compare import drift, label
 from interp.tokens import group_tokens
+from jaxllm import intervals
 from jaxllm.config import Config
 from jaxllm.hub import resolve
 from jaxllm.load import Checkpoint, load_params, open_checkpoint

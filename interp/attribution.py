@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from interp import intervals
 from interp import rows as rows_lib
 from interp.alignment import Alignment
 from interp.atlas import Atlas
 from interp.decode import Vocabulary, prepare_head, top
 from interp.head import BLOCK_BYTES, Head, read_head
-from interp.intervals import Mean, Rate
 from interp.run import Settings
+from jaxllm import intervals
 from jaxllm.errors import UserError
+from jaxllm.intervals import Mean, Rate
 from jaxllm.load import Checkpoint
 
 PARTS = ("rows", "gain", "head")  # of a decode; the gain is the final norm's, and counts with norm="final" alone

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from interp import intervals, matching
+from interp import matching
 from interp.alignment import SETTINGS, Alignment, align
 from interp.atlas import AMBIGUOUS, DEGENERATE, NO_TOKEN, NONFINITE, Atlas
 from interp.attribution import Weights, weigh
 from interp.drift import Drift, Labels, drift, label
-from interp.intervals import Mean, Rate
 from interp.matching import Count, Decile
+from jaxllm import intervals
+from jaxllm.intervals import Mean, Rate
 from jaxllm.load import Checkpoint
 
 __all__ = ["Agreement", "Changed", "Comparison", "Drift", "Labels", "Weights", "compare", "drift", "label"]

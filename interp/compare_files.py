@@ -12,10 +12,10 @@ from interp import compare_plot
 from interp.atlas import Tokens
 from interp.compare import Comparison
 from interp.files import write_atomically
-from interp.intervals import Mean, Rate
 from interp.matching import Count
 from interp.query import as_json
 from jaxllm.errors import UserError
+from jaxllm.intervals import Mean, Rate
 
 LISTED_CHANGED = 1000  # in the JSON; `changed.csv` has all
 LISTED_LABELS = 100  # gains, and losses

@@ -15,15 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from interp import intervals, matching
+from interp import matching
 from interp.atlas import NO_TOKEN
 from interp.decode import Vocabulary, prepare_head, top
-from interp.intervals import Mean, Rate
 from interp.matching import Count
 from interp.rows import Norm, Site
+from jaxllm import intervals
 from jaxllm import params as params_lib
 from jaxllm.config import Config
 from jaxllm.errors import UserError
+from jaxllm.intervals import Mean, Rate
 from jaxllm.params import Params
 
 BLOCK_ROWS = 8192  # of a head, looked at together

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from interp.atlas import NO_TOKEN
-from interp.intervals import Rate, rate_of
+from jaxllm.intervals import Rate, rate_of
 
 RBO_PERSISTENCE = 0.9  # the chance that a reader of the two lists goes on to the next place
 DECILES = 10

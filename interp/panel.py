@@ -89,7 +89,7 @@ class Panel:
     paper: bool  # whether these are the paper's models
     found: dict[str, Found]  # "R1", "R2"
     dose: dict[str, Sweep]  # "R3 dog", "R3 California", "R4"
-    match: dict[str, Any] | None  # R5: norm -> `interp.intervals.Rate`
+    match: dict[str, Any] | None  # R5: norm -> `jaxllm.intervals.Rate`
     timing: Timing
     missing: dict[str, str]
 

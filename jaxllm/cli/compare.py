@@ -9,7 +9,7 @@ import tyro
 if TYPE_CHECKING:
     from interp.atlas import Atlas, Tokens
     from interp.compare import Comparison
-    from interp.intervals import Mean, Rate
+    from jaxllm.intervals import Mean, Rate
     from jaxllm.load import Checkpoint
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from interp.intervals import Rate, mean, rate, rate_of
+from jaxllm.intervals import Rate, mean, rate, rate_of
 
 
 @pytest.mark.parametrize(
