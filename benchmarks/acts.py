@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxllm.cli.runtime import configure_jax
 
-ROUNDS, BATCHES = 5, 1
+ROUNDS, BATCHES, BATCH = 5, 1, 4
 TARGET = 1.0
 NEURONS = (605, 0, 1, 2)  # of each layer
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--layer", nargs="+", type=int, default=[29, 15])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
     configure_jax()
     import jax
@@ -41,7 +42,7 @@ def main() -> None:
 
     checkpoint = load.open_checkpoint(hub.resolve("smollm2"))
     cfg, tokenizer = checkpoint.config, checkpoint.tokenizer()
-    shape = windows.shape_for(windows.LENGTH)
+    shape = windows.shape_for(windows.LENGTH, BATCH)
     B, T = shape.batch, shape.length
     ids = tokenizer.encode(calibration_text()) * BATCHES
     plain = [jnp.array(ids[n * B * T : (n + 1) * B * T], jnp.int32).reshape(B, T) for n in range(BATCHES)]
@@ -64,14 +65,14 @@ def main() -> None:
         assert found.tokens == counted
         return counted
 
-    print(f"SmolLM2-135M, windows of {T}, batches of {B}, {os.cpu_count()} cores, medians of {ROUNDS} alternating rounds")
+    print(f"SmolLM2-135M, windows of {T}, batches of {B}, {os.cpu_count()} cores, medians of {args.rounds} alternating rounds")
     results: dict[str, Any] = {}
     for dtype in args.dtype:
         params = load.load_params(checkpoint, dtype=jnp.dtype(dtype))
         sides = {"plain": functools.partial(run_plain, params, True), "no head": functools.partial(run_plain, params, False)}
         sides |= {f"layer {layer}": functools.partial(search, params, layer) for layer in args.layer}
         rates: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(ROUNDS + 1):
+        for number in range(args.rounds + 1):
             for name, side in sides.items():
                 start = time.perf_counter()
                 tokens = side()

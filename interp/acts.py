@@ -68,7 +68,7 @@ class NeuronActivations:
         """Shares of values beyond 1 to 6 standard deviations on either side; bounds are exact, sigmas rounded to a bin."""
         found, total = [], max(self.count, 1)
         for sigmas in (*SIGMAS, *(-n for n in SIGMAS)):
-            at = int(tally.key(np.float32([self.mean + sigmas * self.std]))[0])
+            at = int(tally.key(self.mean + sigmas * self.std))
             share = (self.counts[at:] if sigmas > 0 else self.counts[:at]).sum() / total
             found.append(Tail(sigmas, float(tally.floor(np.array([at]))[0]), float(share)))
         return found
@@ -205,7 +205,7 @@ def run(
     return model.forward(params, cfg, jnp.asarray(tokens), record=neurons, last_layer=last, mesh=mesh)[1]
 
 
-def _collect(values: jax.Array) -> np.ndarray:
+def _collect(values: Any) -> np.ndarray:
     """The array on the host; waits in Python, so that Ctrl-C is heard during a long computation."""
     while not values.is_ready():
         time.sleep(0.001)
@@ -253,7 +253,7 @@ class Search:
             for sign, before in zip((1, -1), kept, strict=True):
                 bound = sign * before[-1].value if len(before) == self.top else -np.inf
                 chosen = tally.best(sign * flat[:, j], contexts, self.top, bound)
-                found = [_place(batch, *places[at], float(flat[at, j])) for at in chosen]
+                found = [_place(batch, int(places[at, 0]), int(places[at, 1]), float(flat[at, j])) for at in chosen]
                 both.append(tally.merge_best(before, found, self.top, sign))
             ends.append((both[0], both[1]))
         self._found = _Found(
@@ -266,16 +266,24 @@ class Search:
 
     def result(self, complete: bool = True) -> Activations:
         """What was found up to now."""
-        found = self._found
-        known = found.moments
-        columns: Any = zip(known.count, known.nonfinite, known.mean, known.std, known.min, known.max, strict=True)
-        neurons = tuple(
-            NeuronActivations(layer, neuron, int(n), int(bad), *map(float, statistics), *ends, counts)
-            for (layer, neuron), (n, bad, *statistics), ends, counts in zip(
-                self.neurons, columns, found.ends, found.counts, strict=True
+        found, known = self._found, self._found.moments
+        neurons = [
+            NeuronActivations(
+                layer=layer,
+                neuron=neuron,
+                count=int(known.count[j]),
+                nonfinite=int(known.nonfinite[j]),
+                mean=float(known.mean[j]),
+                std=float(known.std[j]),
+                min=float(known.min[j]),
+                max=float(known.max[j]),
+                highest=found.ends[j][0],
+                lowest=found.ends[j][1],
+                counts=found.counts[j],
             )
-        )
-        return Activations(self.site, found.tokens, found.size, complete, neurons)
+            for j, (layer, neuron) in enumerate(self.neurons)
+        ]
+        return Activations(self.site, found.tokens, found.size, complete, tuple(neurons))
 
 
 def _place(batch: Batch, row: int, column: int, value: float) -> Place:

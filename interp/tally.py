@@ -56,7 +56,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     )
 
 
-def key(values: np.ndarray) -> np.ndarray:
+def key(values: np.typing.ArrayLike) -> np.ndarray:
     """The bin of each finite float32, int64 from 0 to KEYS - 1, rising with the value; both zeros share one."""
     bits = (np.asarray(values, np.float32) + np.float32(0)).view(np.uint32)
     return (np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16).astype(np.int64)
@@ -93,8 +93,8 @@ def histogram(counts: np.ndarray, low: float, high: float, bins: int) -> Histogr
         return Histogram(np.zeros(1, np.float32), np.zeros(0, np.int64))
     ends = key(np.linspace(low, high, bins + 1)[1:-1])
     inner = np.unique(ends[(ends > key(low)) & (ends <= key(high))])
-    starts = np.concatenate([key(np.array([low])), inner])
-    edges = np.concatenate([np.float32([low]), floor(inner), np.float32([high])])
+    starts = np.concatenate([key([low]), inner])
+    edges = np.concatenate([[low], floor(inner), [high]]).astype(np.float32)
     return Histogram(edges, np.add.reduceat(counts[: int(key(high)) + 1], starts))
 
 

@@ -137,7 +137,7 @@ class Windows:
         self.bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         if self.shape.context + len(self.bos) >= self.shape.length:
             raise UserError(f"windows of {self.shape.length} tokens have no room beside what they repeat")
-        values = [tokenizer.token_bytes(i) for i in range(tokenizer.size)]
+        values = list(map(tokenizer.token_bytes, range(tokenizer.size)))
         self._lines = np.array([value.count(b"\n") for value in values], np.int64)
         self._bytes = np.array([len(value) for value in values], np.int64)
 

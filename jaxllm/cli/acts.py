@@ -62,8 +62,8 @@ class Acts:
         checkpoint = open_checkpoint(resolve(self.model))
         acts.check(checkpoint.config, neurons, self.site)
         tokenizer = checkpoint.tokenizer()
-        text = self.text or [calibration.calibration_text()]
-        size = _size(self.text) if self.text else len("".join(text).encode())
+        prose = calibration.calibration_text()
+        size = len(prose.encode()) if self.text is None else _size(self.text)
         params = load_params(checkpoint, dtype=None if self.dtype is None else jnp.dtype(self.dtype))
         with console.progress("reading", size, "tokens") as advance:
             done = acts.Progress(0, 0)
@@ -74,7 +74,15 @@ class Acts:
                 done = progress
 
             found = acts.activations(
-                params, checkpoint.config, tokenizer, neurons, text, site=self.site, top=self.top, shape=shape, progress=update
+                params,
+                checkpoint.config,
+                tokenizer,
+                neurons,
+                self.text or [prose],
+                site=self.site,
+                top=self.top,
+                shape=shape,
+                progress=update,
             )
         if self.csv is not None:
             _write_csv(self.csv, found, tokenizer)
