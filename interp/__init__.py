@@ -5,6 +5,7 @@ rank(atlas).top(20)                                          # the most speciali
 find(atlas, parse_query(" dog", atlas.tokens.data, atlas.tokens.group).ids)
 show(atlas, 12, 345)
 activations(params, cfg, tokenizer, [(12, 345)], Path("notes.txt"))    # what the neuron does on a text
+make_clamp(cfg, resolve([parse_clamp("L12/N345=-30")]))      # hold it at a value: an argument of generation
 """
 
 import importlib
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from interp.acts import activations
     from interp.atlas import Atlas
     from interp.calibration import natural
+    from interp.clamp import parse_clamp, resolve
     from interp.query import find, neighbours, show
     from interp.ranking import rank
     from interp.run import Control, Settings, map_model
@@ -28,12 +30,15 @@ __all__ = [
     "map_model",
     "natural",
     "neighbours",
+    "parse_clamp",
     "parse_query",
     "rank",
+    "resolve",
     "show",
 ]
 
 _HOMES = {"Atlas": "atlas", "parse_query": "tokens", "rank": "ranking", "activations": "acts", "natural": "calibration"}
+_HOMES |= dict.fromkeys(("parse_clamp", "resolve"), "clamp")
 _HOMES |= dict.fromkeys(("find", "neighbours", "show"), "query") | dict.fromkeys(("Control", "Settings", "map_model"), "run")
 
 

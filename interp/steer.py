@@ -128,7 +128,7 @@ def steer(
     found = [
         written(weights, cfg, *neuron, concept=None if concept is None else concept.ids, allowed=allowed) for neuron in neurons
     ]
-    signs = _signs(weights, cfg, checkpoint, found, settings, chat)
+    signs = _signs(weights, cfg, tokenizer, found, settings)
     steered = []
     for i, setting in enumerate(settings):
         j = neurons.index((setting.layer, setting.neuron))
@@ -190,17 +190,13 @@ def _encode(checkpoint: Checkpoint, tokenizer: Tokenizer, prompt: str, chat: boo
 
 
 def _signs(
-    params: Params,
-    cfg: Config,
-    checkpoint: Checkpoint,
-    found: Sequence[Written],
-    settings: Sequence[Setting],
-    chat: bool,
+    params: Params, cfg: Config, tokenizer: Tokenizer, found: Sequence[Written], settings: Sequence[Setting]
 ) -> dict[tuple[int, str], Proposal]:
-    """(index of the neuron, site) -> proposal, measured on the prompts that ship."""
-    tokenizer = checkpoint.tokenizer()
-    listed = prompts.read(prompts.QUESTIONS if chat else prompts.NEUTRAL).texts
-    ids = prompts.encode(listed, tokenizer, chat=chat, template=checkpoint.chat_template() if chat else None)
+    """(index of the neuron, site) -> proposal, measured on the neutral prompts.
+
+    For a chat too: where an answer begins gates are unlike those of the text that follows.
+    """
+    ids = prompts.encode(prompts.read(prompts.NEUTRAL).texts, tokenizer)
     out: dict[tuple[int, str], Proposal] = {}
     for site in dict.fromkeys(setting.site for setting in settings if setting.site in SITES):
         for j, proposal in enumerate(proposals(params, cfg, ids, found, site=site)):

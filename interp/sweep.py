@@ -152,8 +152,8 @@ def sweep(
         start = 1
         for own_curve in own:
             stop = start + len(full[own_curve.site])
-            at = next(i for i, curve in enumerate(curves) if curve is own_curve)
-            curves[at] = dataclasses.replace(own_curve, greedy=tuple(greedy[start:stop]), sampled=tuple(drawn[start:stop]))
+            place = next(i for i, curve in enumerate(curves) if curve is own_curve)
+            curves[place] = dataclasses.replace(own_curve, greedy=tuple(greedy[start:stop]), sampled=tuple(drawn[start:stop]))
             start = stop
     signs = {site: proposals(params, cfg, prompts, [neuron], site=site)[0] for site in full}
     return Sweep(neuron, concept, P, full, natural, signs, plain, tuple(curves))

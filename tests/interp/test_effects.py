@@ -6,6 +6,7 @@ That file holds float32 measurements made with another implementation (PyTorch),
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,14 +53,16 @@ def test_rows_equal_the_model_run_in_full(tiny_params, tiny_config):
     rows = [(0, []), (0, clamps[:1]), (2, clamps), (1, clamps[1:]), (1, [])]
     concept = [17, 40, 41]
     found = effects(tiny_params, tiny_config, prompts, rows, concept)
+
+    @jax.jit
+    def last_logits(tokens, length, clamp):
+        hidden = model.forward(tiny_params, tiny_config, tokens, lengths=length[None], clamp=clamp)
+        return model.logits(tiny_params, hidden[0, length - 1])
+
     for i, (prompt, row) in enumerate(rows):
-        tokens = jnp.array([prompts[prompt]])
-        z = [
-            np.asarray(
-                model.logits(tiny_params, model.forward(tiny_params, tiny_config, tokens, clamp=clamp)[0, -1]), np.float64
-            )
-            for clamp in (None, make_clamp(tiny_config, row))
-        ]
+        tokens = jnp.array([[*prompts[prompt], *[0] * (5 - len(prompts[prompt]))]])
+        length = jnp.array(len(prompts[prompt]))
+        z = [np.asarray(last_logits(tokens, length, make_clamp(tiny_config, some)), np.float64) for some in ([], row)]
         p = [softmax(x) for x in z]
         assert found.p[i] == pytest.approx(p[1][concept].sum(), rel=1e-4)
         assert found.logit[i] == pytest.approx(logsumexp(z[1][concept]), abs=1e-4)
@@ -73,8 +76,6 @@ def test_rows_equal_the_model_run_in_full(tiny_params, tiny_config):
 
 
 def test_a_planted_concept_follows_the_value_and_a_closed_gate_stops_it(tiny_params, tiny_config):
-    import jax
-
     edited = jax.tree.map(lambda leaf: leaf, tiny_params)
     mlp, token, layer = edited["layers"][2]["mlp"], 33, 2
     head = np.array(params.head(edited))
