@@ -26,12 +26,14 @@ OTHERS = [command for page in PAGES for command in commands(page) if not command
 
 @pytest.fixture(scope="module")
 def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with maps/smollm2 in it, as `make map` leaves it, but of one layer."""
+    """A folder with maps/smollm2 in it, as `make map` leaves it, but of one layer; and a second model with its map."""
     folder = tmp_path_factory.mktemp("home")
+    (folder / "smollm2-bees").symlink_to(smollm2)  # stands for the fine-tuned model of docs/compare.md
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(runtime, "prepare", lambda verbose: None)
         assert cli.main(["map", "smollm2", "--out", "maps/smollm2", "--control", "--layers", LAYER]) == 0
+        assert cli.main(["map", "smollm2-bees", "--out", "maps/bees", "--layers", LAYER]) == 0
     (folder / "notes.txt").write_text("There is more room in space than in the harbour, and less water.")
     return folder
 
@@ -39,7 +41,7 @@ def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
-    assert used == {"map", "find", "show", "generate", "info", "convert", "acts"}
+    assert used == {"map", "find", "show", "compare", "generate", "info", "convert", "acts"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 

@@ -135,7 +135,7 @@ def _remarks(comparison: "Comparison") -> list[str]:
 
 
 def _layers(comparison: "Comparison") -> Any:
-    cosines = [f"{m.value:.4f}" for m in comparison.weights.row_cos_by_layer] if comparison.weights else []
+    cosines = [f"{m.value:.6f}" for m in comparison.weights.row_cos_by_layer] if comparison.weights else []
     columns = ["same", "95 %", "but for spelling", "ambiguous", "left out", "chance", "overlap", "rbo"]
     table = _table("By layer", "layer", *columns, *["cosine"] * bool(cosines))
     for i, a in enumerate(comparison.by_layer):
@@ -200,7 +200,7 @@ def _rate(rate: "Rate") -> tuple[str, str, str]:
 def _mean(mean: "Mean") -> tuple[str, str, str]:
     if not mean.count:
         return "", "", "0"
-    return f"{mean.value:.4f}", f"{mean.low:.4f} to {mean.high:.4f}", f"{mean.count:,}"
+    return f"{mean.value:.6f}", f"{mean.low:.6f} to {mean.high:.6f}", f"{mean.count:,}"
 
 
 def _table(title: str, *columns: str) -> Any:
