@@ -23,9 +23,12 @@ from interp.simd import LANES, above, exp, loop, maximum, trailing_zeros, widen
 ROWS, COLUMNS = 768, 4096  # of a tile, at most; measured: see benchmarks/README.md
 HEAD_BYTES, FEWEST_COLUMNS = 16 << 20, 1024  # a tile's part of the head stays in the cache, unless that makes it too narrow
 FEWEST_ROWS = 128  # below which a product is a matter of reading the head
+HELD_SHAPES = 4  # of logits whose memory a thread keeps: full and last tiles of full and last blocks
 NOTHING = np.float32(-np.inf)
 ONE = np.uint64(1)
 F32 = np.float32
+
+_held = threading.local()
 
 
 def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k: int, coherence_k: int) -> Sums:
@@ -51,17 +54,11 @@ def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k
     plain_rows, plain_head = (x if x.dtype == np.float32 else x.view(np.uint16) for x in (rows, head))
     columns = min(COLUMNS, max(FEWEST_COLUMNS, HEAD_BYTES // head[0].nbytes // LANES * LANES))
     tiles = [jax.device_put(head[at : at + columns]) for at in range(0, len(head), columns)]  # aligned: no copy
-    local = threading.local()
 
     def add_block(part: slice) -> None:
         block, into = jax.device_put(rows[part]), Sums(*(x[part] for x in out))
-        spare = local.__dict__.setdefault("spare", {})  # logits by shape, to write the next ones into
         for number, tile in enumerate(tiles):
-            shape = len(block), len(tile)
-            if shape not in spare:
-                spare[shape] = jnp.zeros(shape)
-            spare[shape] = _multiply(block, tile, spare[shape]).block_until_ready()
-            z = _memory(spare[shape].unsafe_buffer_pointer(), shape)
+            z = _logits(block, tile)
             at = number * columns
             real = min(vocabulary.count - at, len(tile))
             if mean is None:
@@ -76,8 +73,7 @@ def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k
 
     blocks = -(-N // min(ROWS, max(FEWEST_ROWS, -(-N // cores()))))
     bounds = [N * i // blocks for i in range(blocks + 1)]
-    with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
-        list(pool.map(add_block, map(slice, bounds[:-1], bounds[1:])))
+    list(_pool().map(add_block, map(slice, bounds[:-1], bounds[1:])))
     return out
 
 
@@ -86,17 +82,28 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="decode")
+
+
+def _logits(rows: jax.Array, tile: jax.Array) -> np.ndarray:
+    """``[R, columns]`` float32, in memory that this thread's next product of the same shape overwrites."""
+    held, shape = _held.__dict__, (len(rows), len(tile))
+    if shape not in held:
+        if len(held) == HELD_SHAPES:
+            held.clear()
+        held[shape] = jnp.zeros(shape)
+    held[shape] = _multiply(rows, tile, held[shape]).block_until_ready()
+    address = ctypes.cast(held[shape].unsafe_buffer_pointer(), ctypes.POINTER(ctypes.c_float))
+    return np.ctypeslib.as_array(address, shape)
+
+
 @functools.partial(jax.jit, donate_argnames="spare", keep_unused=True)
 def _multiply(rows: jax.Array, tile: jax.Array, spare: jax.Array) -> jax.Array:
-    """Logits ``[R, columns]`` float32, in the memory of ``spare``: fresh memory costs a page fault every 4 kB."""
+    """Logits in the memory of ``spare``: fresh memory costs a page fault every 4 kB."""
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(rows, tile, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)
-
-
-@functools.lru_cache
-def _memory(address: int, shape: tuple[int, int]) -> np.ndarray:
-    """The float32 array at an address."""
-    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
 
 
 @loop
