@@ -30,7 +30,7 @@ from interp.written import written
 from jaxllm.errors import UserError
 from jaxllm.load import Checkpoint, load_params
 
-CONCEPTS = {"R1": " dog", "R2": " California"}
+CONCEPTS = {"R1": (" dog", " dogs"), "R2": (" California",)}  # words that count as one, each with its spellings
 ANIMAL = "What is your favourite animal?"
 PAPER = {
     "R1": "a clean “dog” neuron exists",
@@ -61,10 +61,10 @@ class Options:
 class Found:
     """R1 or R2: the neurons that stand for a word."""
 
-    word: str  # the token, visibly
-    ids: tuple[int, ...]  # the token and its spellings
+    word: str  # the first word's token, visibly
+    ids: tuple[int, ...]  # all words' tokens, with their spellings
     plus: tuple[query.Match, ...]  # best by the + pole, the view of the paper
-    both: tuple[query.Match, ...]  # best by either pole
+    both: tuple[query.Match, ...]  # best by either pole; R3 and R4 clamp the first, as a neuron's sign is a free choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def run(
     layers, missing = options.layers, {}
     progress("R1, R2: mapping " + names[0])
     atlas = map_model(a, out / "maps" / "a-rms", Settings(), name=names[0], layers=layers, control=Control())
-    found = {check: _found(atlas, text) for check, text in CONCEPTS.items()}
+    found = {check: _found(atlas, words) for check, words in CONCEPTS.items()}
 
     match: dict[str, Any] | None = None
     if b is None:
@@ -138,16 +138,18 @@ def run(
     texts = prompts.read(prompts.NEUTRAL).texts
     params = load_params(a)
     for check, known in found.items():
-        if not known.plus:
-            missing[f"R3 {CONCEPTS[check].strip()}"] = f"no mapped neuron has {known.word} among its top tokens"
+        if not known.both:
+            missing[f"R3 {CONCEPTS[check][0].strip()}"] = f"no mapped neuron has {known.word} among its top tokens"
             continue
-        progress(f"R3: clamping {_name(known.plus[0])} for {known.word}")
+        progress(f"R3: clamping {_name(known.both[0])} for {known.word}")
         tokenizer = a.tokenizer()
-        dose[f"R3 {CONCEPTS[check].strip()}"] = _sweep(a, params, prompts.encode(texts, tokenizer), known, options, samples=0)
+        dose[f"R3 {CONCEPTS[check][0].strip()}"] = _sweep(
+            a, params, prompts.encode(texts, tokenizer), known, options, samples=0
+        )
     chat = b or a
     if chat.chat_template() is None:
         missing["R4"] = f"{names[-1]} has no chat template"
-    elif not found["R1"].plus:
+    elif not found["R1"].both:
         missing["R4"] = "R1 found no neuron"
     else:
         progress(f"R4: asking {names[-1]} for its favourite animal")
@@ -158,12 +160,11 @@ def run(
     return Panel(names, _are_the_papers(checkpoints, names), found, dose, match, _timing(a, atlas), missing)
 
 
-def _found(atlas: Atlas, text: str) -> Found:
-    wanted = parse_query(text, atlas.tokens.data, atlas.tokens.group)
-    plus = query.find(atlas, wanted.ids, limit=LISTED, pole="+")
-    return Found(
-        atlas.tokens.display[wanted.ids[0]], tuple(wanted.ids), tuple(plus), tuple(query.find(atlas, wanted.ids, limit=LISTED))
-    )
+def _found(atlas: Atlas, words: Sequence[str]) -> Found:
+    wanted = [parse_query(word, atlas.tokens.data, atlas.tokens.group).ids for word in words]
+    ids = tuple(dict.fromkeys(i for some in wanted for i in some))
+    plus, both = (query.find(atlas, ids, limit=LISTED, pole=pole) for pole in ("+", None))
+    return Found(atlas.tokens.display[ids[0]], ids, tuple(plus), tuple(both))
 
 
 def _sweep(
@@ -171,7 +172,7 @@ def _sweep(
 ) -> Sweep:
     cfg, tokenizer = checkpoint.config, checkpoint.tokenizer()
     concept: Concept = concepts.of_ids(known.ids, tokenizer, name=known.word)
-    best = known.plus[0]
+    best = known.both[0]
     allowed = np.arange(cfg.vocab_size) < tokenizer.size
     neuron = written(params, cfg, best.layer, best.neuron, concept=concept.ids, allowed=allowed)
     doses = {"up": [Dose(value, f"{value:g}") for value in options.values]}

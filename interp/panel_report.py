@@ -87,8 +87,8 @@ def _results(panel: Panel) -> dict[str, str]:
     out: dict[str, str] = {}
     for check, found in panel.found.items():
         out[check] = _best(found)
-    for text in CONCEPTS.values():
-        check = f"R3 {text.strip()}"
+    for words in CONCEPTS.values():
+        check = f"R3 {words[0].strip()}"
         out[check] = _direction(panel.dose[check]) if check in panel.dose else _not_run(panel, check)
     out["R4"] = _always(panel.dose["R4"]) if "R4" in panel.dose else _not_run(panel, "R4")
     if panel.match is None:
@@ -108,11 +108,12 @@ def _not_run(panel: Panel, check: str) -> str:
 
 
 def _best(found: Found) -> str:
-    if not found.plus:
+    if not found.both:
         return f"no mapped neuron has {_code(found.word)} among its top tokens"
-    best = found.plus[0]
+    best = found.both[0]
     tokens = "  ".join(_code(token.display) for token in best.tokens[:5])
-    return f"{_name(best)}, p {best.probability:.3f}, + pole: {tokens}"
+    plus = f"; + poles alone: {_name(found.plus[0])}, p {found.plus[0].probability:.3f}" if found.plus else ""
+    return f"{_name(best)}, p {best.probability:.3f}, {best.pole} pole: {tokens}{plus}"
 
 
 def _direction(dose: Sweep) -> str:
@@ -133,7 +134,10 @@ def _always(dose: Sweep) -> str:
     best = max(range(len(own.greedy)), key=lambda i: _all_share(own, i))
     value = dose.doses["up"][best].value
     plain = share([*dose.plain.greedy[0], *(dose.plain.sampled[0] if dose.plain.sampled else ())])
-    return f"{_all_share(own, best):.0%} of answers name it at {value:g}, the best value; {plain:.0%} without a clamp"
+    if not _all_share(own, best):
+        return f"no value makes an answer name it; {plain:.0%} without a clamp"
+    greedy = "so does the greedy one" if own.greedy[best][0].occurs else "the greedy one does not"
+    return f"{_all_share(own, best):.0%} of answers name it at {value:g}, the best value, {greedy}; {plain:.0%} without a clamp"
 
 
 def _all_share(curve: Any, i: int) -> float:

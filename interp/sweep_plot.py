@@ -18,7 +18,7 @@ def png(sweep: Sweep, title: str) -> bytes:
     """The picture, a column for each site."""
     sites = list(sweep.doses)
     texts = bool(sweep.plain.greedy)
-    figure = Figure(figsize=(1.5 + 5.2 * len(sites), 6.4 if texts else 4.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=(2.3 + 5.2 * len(sites), 6.8 if texts else 4.4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     ratios = {"height_ratios": [3, 2]} if texts else {}
     axes = figure.subplots(2 if texts else 1, len(sites), squeeze=False, sharex="col", sharey="row", gridspec_kw=ratios)
@@ -33,10 +33,10 @@ def png(sweep: Sweep, title: str) -> bytes:
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", color="#dddddd", linewidth=0.6)
             axis.set_axisbelow(True)
-    axes[0, 0].set_ylabel("concept: probability of the next token,\nshare of continuations")
+    axes[0, 0].set_ylabel("concept: probability as next token,\nshare of continuations")
     axes[0, 0].yaxis.set_major_formatter(PercentFormatter(1))
     if texts:
-        axes[1, 0].set_ylabel("fluency of the continuation\n(nats per token, plain model)")
+        axes[1, 0].set_ylabel("fluency (nats per token,\nplain model)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
     buffer = io.BytesIO()
@@ -66,7 +66,8 @@ def _concept(axis: Any, sweep: Sweep, site: str) -> None:
     name = f"L{own.layer}/N{own.neuron}"
     axis.plot(x, own.p.mean(1), "o-", color=BLUE, markersize=5, linewidth=2, label=f"{name}, probability", zorder=3)
     axis.axhline(float(sweep.plain.p.mean()), color="black", linewidth=0.9, label="without a clamp, probability")
-    axis.set_ylim(-0.02, 1.02 if _highest(sweep) > 0.25 else max(0.02, 1.25 * _highest(sweep)))
+    top = 1.02 if _highest(sweep) > 0.25 else max(0.001, 1.25 * _highest(sweep))
+    axis.set_ylim(-0.02 * top, top)
 
 
 def _fluency(axis: Any, sweep: Sweep, site: str) -> None:
