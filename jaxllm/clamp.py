@@ -31,7 +31,9 @@ POSITIONS = ("all", "prompt", "generated", "last")
 
 NO_LAYER = -1  # marks an empty slot of a `Clamp`
 NO_TOKEN = -1  # fills `Clamp.special`
-FEW = 8  # slots up to which a layer's values are compared with each slot; more are gathered and scattered
+# So many slots are each compared with all values of a layer, which fuses and needs no communication between devices; more are
+# gathered and scattered, so that programs stay small.
+FEW = 2
 
 _FAR = 1 << 30  # beyond any position
 # Position rule -> first and last + 1 as positions, and the same counted from the prompt's end.
@@ -96,10 +98,18 @@ class Clamp:
 
 @dataclasses.dataclass(frozen=True)
 class Acting:
-    """A clamp at the tokens of one call."""
+    """A clamp at the tokens of one call. What a slot does not set becomes ``clip(x * factor + offset, low, high)``."""
 
-    clamp: Clamp
     here: jax.Array  # [B, T, n] bool, whether a slot acts on a token
+    layer: jax.Array  # these and the following [B or 1, n]
+    neuron: jax.Array
+    site: jax.Array
+    value: jax.Array
+    above: jax.Array  # values above this are set; -inf to set all but NaN, inf to set none
+    factor: jax.Array
+    offset: jax.Array
+    low: jax.Array
+    high: jax.Array
 
 
 def make_clamp(
@@ -174,41 +184,49 @@ def acting(clamp: Clamp | None, tokens: jax.Array, positions: jax.Array, prompt_
         jnp.asarray(leaf)[:, None] for leaf in (clamp.start, clamp.stop, clamp.after, clamp.before, clamp.exclude_special)
     )
     here = (start <= position) & (position < stop) & (after <= from_end) & (from_end < before)
-    is_special = jnp.isin(tokens, clamp.special)[..., None]
-    return Acting(clamp, here & ~(exclude & is_special))
+    here &= ~(exclude & jnp.isin(tokens, clamp.special)[..., None])
+    mode, value = jnp.asarray(clamp.mode), jnp.asarray(clamp.value)
+
+    def when(name: str, then: jax.typing.ArrayLike, otherwise: jax.typing.ArrayLike) -> jax.Array:
+        return jnp.where(mode == MODES.index(name), then, otherwise)
+
+    return Acting(
+        here=here,
+        layer=jnp.asarray(clamp.layer),
+        neuron=jnp.asarray(clamp.neuron),
+        site=jnp.asarray(clamp.site),
+        value=value,
+        above=when("set", -jnp.inf, when("set_if_active", clamp.threshold, jnp.inf)),
+        factor=when("scale", value, 1),
+        offset=when("add", value, 0),
+        low=when("floor", value, -jnp.inf),
+        high=when("ceil", value, jnp.inf),
+    )
 
 
 def apply(now: Acting | None, site: str, values: jax.Array, layer: Any) -> jax.Array:
     """``values`` [B, T, F] of a layer's site with the clamps on it; ``layer`` may be traced."""
     if now is None:
         return values
-    clamp = now.clamp
-    chosen = (jnp.asarray(clamp.site) == SITES.index(site)) & (jnp.asarray(clamp.layer) == layer)  # [B or 1, n]
-    hit = now.here & chosen[:, None]
-    n = clamp.slots
+    hit = now.here & ((now.site == SITES.index(site)) & (now.layer == layer))[:, None]
+    F, n = values.shape[-1], now.neuron.shape[1]
     if n <= FEW:
-        columns = jax.lax.broadcasted_iota(jnp.int32, (1, 1, values.shape[-1]), 2)
+        columns = jax.lax.broadcasted_iota(jnp.int32, (1, 1, F), 2)
         for i in range(n):
-            neuron, *slot = (jnp.asarray(x)[:, i, None, None] for x in (clamp.neuron, clamp.mode, clamp.value, clamp.threshold))
-            values = jnp.where(hit[..., i, None] & (columns == neuron), _changed(values, *slot), values)
+            here = hit[..., i, None] & (columns == now.neuron[:, i, None, None])
+            values = jnp.where(here, _changed(now, values, (slice(None), i, None, None)), values)
         return values
-    B, T, F = values.shape
-    b, t = jnp.arange(B)[:, None, None], jnp.arange(T)[:, None]
-    neuron, *slot = (jnp.asarray(x)[:, None] for x in (clamp.neuron, clamp.mode, clamp.value, clamp.threshold))
-    new = _changed(values[b, t, neuron], *slot)
+    b, t = jnp.arange(hit.shape[0])[:, None, None], jnp.arange(hit.shape[1])[:, None]
+    neuron = now.neuron[:, None]
+    new = _changed(now, values[b, t, neuron], (slice(None), None))
     return values.at[b, t, jnp.where(hit, neuron, F)].set(new, mode="drop")
 
 
-def _changed(values: jax.Array, mode: jax.Array, value: jax.Array, threshold: jax.Array) -> jax.Array:
-    """What a slot makes of values, in their element type; the slot's arrays broadcast against them."""
-
-    def where(name: str, neutral: float) -> jax.Array:
-        return jnp.where(mode == MODES.index(name), value, neutral)
-
+def _changed(now: Acting, values: jax.Array, at: tuple[Any, ...]) -> jax.Array:
+    """What slots make of values, in their element type; ``at`` indexes the slots' arrays so that they broadcast."""
     wide = values.astype(jnp.float32)
-    bounded = jnp.clip(wide * where("scale", 1) + where("add", 0), where("floor", -jnp.inf), where("ceil", jnp.inf))
-    active = (mode == MODES.index("set_if_active")) & (wide > threshold)
-    return jnp.where((mode == MODES.index("set")) | active, value, bounded).astype(values.dtype)
+    bounded = jnp.clip(wide * now.factor[at] + now.offset[at], now.low[at], now.high[at])
+    return jnp.where(wide > now.above[at], now.value[at], bounded).astype(values.dtype)
 
 
 def _check(clamp: NeuronClamp, cfg: Config) -> None:

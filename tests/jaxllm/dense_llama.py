@@ -33,10 +33,12 @@ def forward(
     freq: np.ndarray,
     inner: list[dict[str, np.ndarray]] | None = None,
     change: Callable[[int, str, np.ndarray], np.ndarray] = lambda layer, site, values: values,
+    down_bias: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits [T, V] of one text, from tensors under their Hugging Face names; ``inner`` gets each MLP's values, [T, F].
 
-    ``change`` (layer, site, values [T, F]) gives what takes the place of an MLP's values at a site.
+    ``change`` (layer, site, values [T, F]) gives what takes the place of an MLP's values at a site. ``down_bias`` is added to
+    what each MLP writes.
     """
     w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
 
@@ -72,7 +74,7 @@ def forward(
         product = change(layer, "product", act * up)
         if inner is not None:
             inner.append({"gate_pre": gate, "up": up, "product": product})
-        x = x + product @ w[p + "mlp.down_proj.weight"].T
+        x = x + product @ w[p + "mlp.down_proj.weight"].T + (0 if down_bias is None else down_bias[layer])
         layer += 1
     head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
     return norm(x, w["model.norm.weight"]) @ head.T
