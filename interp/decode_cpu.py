@@ -89,7 +89,7 @@ def _pool() -> ThreadPoolExecutor:
 
 def _logits(rows: jax.Array, tile: jax.Array) -> np.ndarray:
     """``[R, columns]`` float32, in memory that this thread's next product of the same shape overwrites."""
-    held, shape = _held.__dict__, (len(rows), len(tile))
+    held, shape = _held.__dict__.setdefault("logits", {}), (len(rows), len(tile))
     if shape not in held:
         if len(held) == HELD_SHAPES:
             held.clear()
