@@ -160,8 +160,7 @@ def _dose(dose: Sweep) -> list[str]:
     for i, row in enumerate([r for r in rows(dose) if r["kind"] == "neuron"]):
         highest = f"{random[:, i].max():.2g}" if len(random) else ""
         texts = f"{row['share_greedy']:.0%} | {row['fluency']:.2f}" if own.greedy else " | "
-        value = f"{row['at']:.3g} (natural)" if row["written"] == "natural" else row["written"]
-        lines.append(f"| {value} | {row['p_mean']:.2g} | {highest} | {texts} |")
+        lines.append(f"| {_value(row)} | {row['p_mean']:.2g} | {highest} | {texts} |")
     sign = dose.signs["up"]
     return [f"Raised by {'+' if sign.sign > 0 else '-'} values ({sign.confidence}): {sign.reason}.", "", *lines]
 
@@ -171,12 +170,16 @@ def _answers(dose: Sweep) -> list[str]:
     lines = ["| value | greedy answer | greedy | sampled | fluency |", "| --- | --- | --- | --- | --- |"]
     plain = rows(dose)[0]
     cells = [("none", dose.plain.greedy[0][0].text, plain)]
-    doses, found = dose.doses["up"], [r for r in rows(dose) if r["kind"] == "neuron"]
-    cells += [(f"{d.value:g}", own.greedy[i][0].text, found[i]) for i, d in enumerate(doses)]
+    found = [row for row in rows(dose) if row["kind"] == "neuron"]
+    cells += [(_value(row), own.greedy[i][0].text, row) for i, row in enumerate(found)]
     for value, text, row in cells:
         sampled = "" if row["share_sampled"] is None else f"{row['share_sampled']:.0%}"
         lines.append(f"| {value} | {_code(text.strip())} | {row['share_greedy']:.0%} | {sampled} | {row['fluency']:.2f} |")
     return lines
+
+
+def _value(row: dict[str, Any]) -> str:
+    return f"{row['at']:.3g} (natural)" if row["written"] == "natural" else str(row["written"])
 
 
 def _code(text: str) -> str:

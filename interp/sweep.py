@@ -177,11 +177,12 @@ def matched(params: Params, layer: int, neuron: int, *, count: int, seed: int = 
 
 
 def second_best(params: Params, cfg: Config, concept: Sequence[int], *, besides: tuple[int, int]) -> tuple[int, int] | None:
-    """The neuron whose up row has the largest absolute cosine to the concept's mean unit head row, that one left out.
+    """The neuron whose up row has the largest absolute cosine to the concept's mean centred head row, that one left out.
 
-    None in a model of one neuron.
+    Centred, since all head rows share a direction, to which some neurons are close. None in a model of one neuron.
     """
-    rows = tree.head(params)[jnp.asarray(list(concept))].astype(jnp.float32)
+    head = tree.head(params)
+    rows = head[jnp.asarray(list(concept))].astype(jnp.float32) - jnp.mean(head, axis=0, dtype=jnp.float32)
     direction = jnp.mean(rows / jnp.maximum(jnp.linalg.norm(rows, axis=1, keepdims=True), 1e-30), axis=0)
     best, where = -1.0, None
     for layer in range(cfg.num_hidden_layers):
