@@ -52,7 +52,7 @@ def pair(smollm2: Path, smollm2_tokenizer: Tokenizer, tmp_path_factory: pytest.T
 @pytest.fixture(scope="module")
 def result(pair, tmp_path_factory: pytest.TempPathFactory) -> Panel:
     base, tuned = map(open_checkpoint, pair)
-    options = Options(values=(-30.0, 30.0), controls=1, max_tokens=3, samples=1)
+    options = Options(values=(-30.0, 30.0), controls=1, max_tokens=3, samples=0)
     return panel.run(base, tuned, tmp_path_factory.mktemp("panel"), names=["base", "tuned"], options=options)
 
 
@@ -69,7 +69,6 @@ def test_dose_curves_are_of_the_neurons_found(result: Panel):
         assert (result.dose[check].neuron.layer, result.dose[check].neuron.neuron) == at
     assert result.dose["R3 dog"].prompts == 16
     assert result.dose["R4"].prompts == 1
-    assert result.dose["R4"].plain.sampled
     assert "dogs" in result.dose["R4"].concept.words
 
 

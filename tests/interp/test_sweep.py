@@ -33,7 +33,7 @@ CONFIG = Config(
     num_key_value_heads=1,
     head_dim=12,
     vocab_size=49152,
-    max_position_embeddings=128,
+    max_position_embeddings=512,
     tie_word_embeddings=True,
 )
 NEURON = (1, 7)
