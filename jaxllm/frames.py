@@ -110,7 +110,8 @@ def convert(values: Any, source: str, target: str, *, size_wh: Any = None, resiz
     Raises:
       UserError: an unknown frame, a size that is missing, coordinates of less than 32 bits (bfloat16 cannot hold 1921).
     """
-    check(source), check(target)
+    check(source)
+    check(target)
     if not hasattr(values, "dtype"):
         values = np.asarray(values, np.float64)
     if values.dtype.itemsize < 4 and values.dtype.kind not in "iu":

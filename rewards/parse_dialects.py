@@ -141,8 +141,8 @@ START_BOX = _usual(rf"{_CALL}start_box='{_BOX_OF_CALL}'\)", prose=True)
 POINT_TAG = _usual(rf"{_CALL}point='<point>(?P<a>{_DECIMAL}) +(?P<b>{_DECIMAL})</point>'\)", prose=True)
 
 _ANY = (
-    (forms.KEYED_LIST, forms.TOKEN_CORNERS),
-    (forms.LIST, forms.CORNERS, forms.START_BOX, forms.POINT_TAG, forms.POINT_FIELD),
+    (forms.KEYED_LIST, forms.START_BOX, forms.POINT_TAG, forms.TOKEN_CORNERS),
+    (forms.LIST, forms.CORNERS, forms.POINT_FIELD),
 )
 
 
