@@ -44,6 +44,15 @@ _RANGES = {
     "last": (0, _FAR, -1, 0),
 }
 
+# What a slot consists of, in the order of `Clamp`.
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("layer", "neuron", "site", "mode"), np.int32),
+    **dict.fromkeys(("value", "threshold"), np.float32),
+    **dict.fromkeys(("start", "stop", "after", "before"), np.int32),
+    "exclude_special": np.bool_,
+}
+_EMPTY = (NO_LAYER, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, False)
+
 
 @dataclasses.dataclass(frozen=True)
 class NeuronClamp:
@@ -140,18 +149,13 @@ def make_clamp(
         _check_apart(row)
         slots.append([slot for clamp in row for slot in _slots(clamp)])
     n = _padded(max(map(len, slots)))
-    empty = (NO_LAYER, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, False)
-    columns = [
-        np.array(column) for column in zip(*(slot for row in slots for slot in row + [empty] * (n - len(row))), strict=True)
-    ]
-    kinds = [np.int32] * 4 + [np.float32] * 2 + [np.int32] * 4 + [np.bool_]
-    leaves: list[Any] = [
-        column.astype(kind).reshape(len(slots), n)
-        for column, kind in zip(columns or [np.zeros(0)] * len(kinds), kinds, strict=True)
-    ]
+    full = [slot for row in slots for slot in [*row, *[_EMPTY] * (n - len(row))]]
+    leaves = {
+        name: np.array([slot[i] for slot in full], kind).reshape(len(slots), n) for i, (name, kind) in enumerate(_KINDS.items())
+    }
     special = np.full((1, _padded(len(special_ids))), NO_TOKEN, np.int32)
     special[0, : len(special_ids)] = sorted(special_ids)
-    return Clamp(*leaves, special=special)
+    return Clamp(**leaves, special=special)
 
 
 def check_batch(clamp: Clamp, lengths: np.ndarray) -> None:
