@@ -131,8 +131,11 @@ def best(values: np.ndarray, contexts: np.ndarray, k: int, at_least: float = -np
     """
     candidates = np.flatnonzero((values >= at_least) & np.isfinite(values))
     order = candidates[np.argsort(-values[candidates], kind="stable")]
-    _, first = np.unique(contexts[order], axis=0, return_index=True)
-    return order[np.sort(first)[:k]]
+    for part in (order[: 4 * k], order):  # the whole is rarely needed, and telling contexts apart is slow
+        _, first = np.unique(contexts[part], axis=0, return_index=True)
+        if len(first) >= k:
+            break
+    return part[np.sort(first)[:k]]
 
 
 def merge_best(kept: Sequence[Place], found: Sequence[Place], k: int, sign: int) -> tuple[Place, ...]:

@@ -7,6 +7,7 @@ begin-of-text token before it: models park attention on the first position, and 
 
 import codecs
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -129,17 +130,22 @@ def _seam(text: str, pattern: re.Pattern[str]) -> int:
     return len(text)
 
 
+@functools.lru_cache(maxsize=4)
+def _lines_and_bytes(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Newlines and bytes of every token, each int64."""
+    values = list(map(tokenizer.token_bytes, range(tokenizer.size)))
+    return np.array([value.count(b"\n") for value in values], np.int64), np.array(list(map(len, values)), np.int64)
+
+
 class Windows:
-    """Cuts streams of ids into batches; made once per tokenizer."""
+    """Cuts streams of ids into batches."""
 
     def __init__(self, tokenizer: Tokenizer, shape: Shape | None = None):
         self.shape = shape or Shape()
         self.bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         if self.shape.context + len(self.bos) >= self.shape.length:
             raise UserError(f"windows of {self.shape.length} tokens have no room beside what they repeat")
-        values = list(map(tokenizer.token_bytes, range(tokenizer.size)))
-        self._lines = np.array([value.count(b"\n") for value in values], np.int64)
-        self._bytes = np.array([len(value) for value in values], np.int64)
+        self._lines, self._bytes = _lines_and_bytes(tokenizer)
 
     def batches(self, ids: Iterable[list[int]]) -> Iterator[Batch]:
         """The windows of one text, in order, B at a time; the last batch is padded."""
