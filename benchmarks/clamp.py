@@ -1,10 +1,11 @@
 """The cost of clamps on SmolLM2, and a sweep of one neuron's values against one call per point and against TransformerLens.
 
 Decode: the same prompts with and without one clamp, in alternating rounds. Sweep: 9 values x 16 prompts x 4 neurons (one and
-three controls), next-token logits; as one batch, and one prompt and one clamp per call of one compiled function, for which a
-sample of the points is timed and scaled up. TransformerLens holds the same neuron of the same weights by a hook on the up
-projection's output, all prompts of a value and neuron in one batch, the head on the last position only. All sides compute in
-float32 on all cores, in one process, in alternating rounds.
+three controls), next-token distributions. Ours is `interp.effects`: one batch, which goes once through the layers below the
+clamp. One by one is one prompt and one clamp per call of one compiled forward pass; a sample of the points is timed and scaled
+up. TransformerLens holds the same neuron of the same weights by a hook on the up-projection's output, all prompts of a value
+and neuron in one batch, the head on the last position only. All sides compute in float32 on all cores, in one process, in
+alternating rounds.
 
     python benchmarks/clamp.py [--parts decode sweep]
 
@@ -84,26 +85,28 @@ def sweep(checkpoint: Any) -> dict[str, float]:
     """Seconds of the sweep as one batch, one by one, and with the peer; and how far the peer's logits are."""
     import jax
 
+    from interp.effects import effects
     from jaxllm import load, model
     from jaxllm.clamp import NeuronClamp, make_clamp
 
     cfg, weights, tokens = checkpoint.config, load.load_params(checkpoint), texts(checkpoint)
     points = [(neuron, value) for neuron in NEURONS for value in VALUES]
+    rows = [(prompt, [NeuronClamp(*neuron, value)]) for neuron, value in points for prompt in range(PROMPTS)]
+    concept = checkpoint.tokenizer().encode(" water", bos=False)
 
     @jax.jit
     def next_logits(weights: Any, tokens: Any, clamp: Any) -> jax.Array:
         return model.logits(weights, model.forward(weights, cfg, tokens, clamp=clamp)[:, -1])
 
-    def batch() -> np.ndarray:
-        rows = [[NeuronClamp(*neuron, value)] for neuron, value in points for _ in tokens]
-        return np.asarray(next_logits(weights, np.tile(tokens, (len(points), 1)), make_clamp(cfg, rows)))
+    def batch() -> None:
+        effects(weights, cfg, tokens.tolist(), rows, concept)
 
     chosen = np.linspace(0, len(points) * PROMPTS - 1, SAMPLE).astype(int).tolist()
 
     def one_by_one() -> None:
         for i in chosen:
-            neuron, value = points[i // PROMPTS]
-            np.asarray(next_logits(weights, tokens[i % PROMPTS][None], make_clamp(cfg, [NeuronClamp(*neuron, value)])))
+            prompt, clamps = rows[i]
+            np.asarray(next_logits(weights, tokens[prompt][None], make_clamp(cfg, clamps)))
 
     sides: dict[str, Callable[[], Any]] = {"batch": batch, "one_by_one": one_by_one}
     peer = load_peer(checkpoint.path)
@@ -118,8 +121,9 @@ def sweep(checkpoint: Any) -> dict[str, float]:
         "one_by_one_s": all_one_by_one,
     }
     if peer is not None:
-        ours = batch()
-        difference = float(np.abs(theirs(peer, tokens, points) - ours).max())
+        some = points[:: len(VALUES) - 1]
+        ours = [next_logits(weights, tokens, make_clamp(cfg, [NeuronClamp(*neuron, value)])) for neuron, value in some]
+        difference = float(np.abs(theirs(peer, tokens, some) - np.concatenate(ours)).max())
         result |= {
             "peer_ratio": seconds["peer"] / seconds["batch"],
             "peer_target": PEER_TARGET,
@@ -184,7 +188,7 @@ def main() -> None:
                 print(f"{dtype:10}{B:6d}{r['plain_ms']:15.1f}{r['clamped_ms']:9.1f}{r['ratio']:7.2f}{DECODE_TARGET:8.2f}")
     if "sweep" in args.parts:
         r = results["sweep"] = sweep(checkpoint)
-        print(f"sweep of {len(VALUES)} values x {PROMPTS} prompts x {len(NEURONS)} neurons, next-token logits, float32")
+        print(f"sweep of {len(VALUES)} values x {PROMPTS} prompts x {len(NEURONS)} neurons, next-token distributions, float32")
         print(f"one batch {r['batch_s']:8.2f} s")
         print(f"one by one{r['one_by_one_s']:8.2f} s, ratio {r['one_by_one_ratio']:.1f}, target {ONE_BY_ONE_TARGET:.0f}")
         if "peer_s" in r:
