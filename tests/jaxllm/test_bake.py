@@ -131,7 +131,7 @@ def test_shards_and_other_element_types(checkpoint, clamped, tmp_path):
     ],
 )
 def test_what_weights_cannot_do_is_refused_with_the_reason(clamp, reason, checkpoint, tmp_path):
-    with pytest.raises(UserError, match=f"L1/N3: cannot be baked: {reason}") as caught:
+    with pytest.raises(UserError, match=f"L1/N3: cannot be baked: .*{reason}") as caught:
         bake(checkpoint, [clamp], tmp_path / "out")
     assert "set at up for all positions" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
