@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 
 from jaxllm.errors import UserError
 from rewards import parse_region
+from rewards.geometry import BOX, NOTHING, POINT
 from rewards.parse_dialects import DIALECTS, Common, Dialect, dialect_named
 from rewards.parse_forms import Candidate, Form
 
 __all__ = ["BOX", "DIALECTS", "NOTHING", "POINT", "POLICIES", "Parsed", "parse", "parse_one"]
 
-NOTHING, POINT, BOX = 0, 1, 2  # values of `Parsed.kind`
 ASKED = {"box": (4,), "point": (2,), "either": (2, 4)}  # how many numbers a well-formed answer has
 POLICIES = ("first", "last", "only")
 BLOCK = 1 << 16  # rows read at a time

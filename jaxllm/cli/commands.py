@@ -14,6 +14,8 @@ GROUPS = {
     "Two models": "jaxllm.cli.compare",
     "Clamps": "jaxllm.cli.steer",
     "Activations": "jaxllm.cli.acts",
+    "Rewards": "jaxllm.cli.rewards",
+    "Maps of rewards": "jaxllm.cli.reward_map",
     "Text": "jaxllm.cli.text",
     "Files": "jaxllm.cli.files",
 }
