@@ -145,8 +145,10 @@ def iou(xp: Any, a: Any, b: Any, *, thinnest: float = 0.0) -> Any:
 
     An intersection that is ``thinnest`` or less wide or high counts as none.
     """
+    numbers = (finite(xp, a) & finite(xp, b))[..., None]
+    a, b = xp.where(numbers, a, 0), xp.where(numbers, b, 0)
     shared = overlap(xp, a, b)
-    meets = (shared > thinnest).all(-1) & xp.isfinite(a).all(-1) & xp.isfinite(b).all(-1)
+    meets = (shared > thinnest).all(-1)
     shared = xp.where(meets[..., None], shared, 1)
     common = shared[..., 0] * shared[..., 1]
     union = xp.where(meets, area(xp, a) + area(xp, b) - common, 1)
@@ -163,3 +165,22 @@ def distance(xp: Any, a: Any, b: Any) -> Any:
 def finite(xp: Any, points: Any) -> Any:
     """[...] bool: every number along the last axis is finite."""
     return xp.isfinite(points).all(-1)
+
+
+def sequence(name: str, items: Any, mask: Any, *others: Any, width: int = 2) -> tuple[Any, Any]:
+    """Points or boxes [..., N, width] as float arrays, and which of them count, [..., N] bool: all without a ``mask``.
+
+    An empty sequence becomes one item that does not count. ``others`` say which array library it is. Raises UserError for
+    another shape.
+    """
+    xp = array_namespace(items, mask, *others)
+    (items,) = as_floats(xp, items)
+    if items.ndim < 2 or items.shape[-1] != width:
+        raise UserError(f"{name} has shape {list(items.shape)}; it must be [..., N, {width}]")
+    used = xp.ones(items.shape[-2:-1], bool) if mask is None else xp.asarray(mask).astype(bool)
+    broadcast_shape({name: items.shape[:-1], f"mask of {name}": used.shape})
+    used = xp.broadcast_to(used, items.shape[:-1])
+    if items.shape[-2] == 0:
+        items = xp.zeros((*items.shape[:-2], 1, width), items.dtype)
+        used = xp.zeros(items.shape[:-1], bool)
+    return items, used

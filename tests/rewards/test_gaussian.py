@@ -1,6 +1,5 @@
 """The Gaussian rewards: reference values, edge cases and what must hold for all boxes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,17 +13,6 @@ from jaxllm.errors import UserError
 from rewards import gaussian
 from rewards.gaussian import GuiG2, GuiG2Options, gui_g2, point_coverage
 from tests.rewards.vectors import EDGES, G0, INF, NAN, SHIFTED, VECTORS, Edge, Vector
-
-KINDS = [(np, "float32"), (np, "float64"), (jnp, "float32"), (jnp, "float64")]
-IDS = [f"{'numpy' if xp is np else 'jax'}-{dtype}" for xp, dtype in KINDS]
-
-
-@pytest.fixture(params=KINDS, ids=IDS)
-def array(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes arrays of one library and float type."""
-    xp, dtype = request.param
-    with jax.enable_x64(dtype == "float64"):
-        yield lambda values: xp.asarray(np.asarray(values, dtype))
 
 
 def assert_close(found: Any, expected: Any, *, log: bool = False, rtol: float = 1e-11) -> None:

@@ -1,0 +1,19 @@
+"""Arrays of both libraries and float types, for facts that hold in all four."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+KINDS = [(np, "float32"), (np, "float64"), (jnp, "float32"), (jnp, "float64")]
+
+
+@pytest.fixture(params=KINDS, ids=[f"{'numpy' if xp is np else 'jax'}-{dtype}" for xp, dtype in KINDS])
+def array(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes arrays of one library and float type."""
+    xp, dtype = request.param
+    with jax.enable_x64(dtype == "float64"):
+        yield lambda values: xp.asarray(np.asarray(values, dtype))
