@@ -18,7 +18,7 @@ from rewards import jsonl
 from rewards.jsonl import Problem, RowError
 from rewards.parse import NOTHING, parse
 from rewards.parse_dialects import dialect_named
-from rewards.score import given, missing
+from rewards.score import missing
 from rewards.screenspot import KINDS, NO_SIZE, SETS, Annotations
 
 
@@ -107,9 +107,11 @@ def read_predictions(path: str | Path, annotations: Annotations, reader: Reader)
     if not answered.any():
         why = f"; line {problems[0].line}: {problems[0].why}" if problems else ""
         raise UserError(f"{path}: no prediction is of use{why}")
-    read, numeric = parse(texts, reader.dialect, policy=reader.policy), given(numbers, annotations.frame)
-    points = np.where((numeric.kind == NOTHING)[:, None], read.point, numeric.point).astype(np.float64)
-    parsed = ((read.kind != NOTHING) | (numeric.kind != NOTHING)) & answered
+    read = parse(texts, reader.dialect, policy=reader.policy)
+    points, parsed = read.point.astype(np.float64), read.kind != NOTHING
+    for i, own_numbers in enumerate(numbers):
+        if own_numbers is not None:
+            points[i], parsed[i] = np.reshape(own_numbers, (-1, 2)).mean(axis=0), True
     points[~parsed] = np.nan
     points = _in_frame(points, np.array(sources), annotations, size, resized, reader, parsed)
     return Clicks(points, parsed, answered, tuple(problems))

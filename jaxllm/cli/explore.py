@@ -16,7 +16,7 @@ TOKEN_VARIABLE = "JAXLLM_TOKEN"
 
 @dataclasses.dataclass(frozen=True)
 class Explore:
-    """Explore a map in the browser: search, picture, neurons; with a model a playground; with another map a comparison.
+    """Explore a map in the browser: search, picture, neurons, playground, comparison.
 
     The page is for this machine alone. With --host others may open it, but only with the secret of --token.
     """

@@ -106,7 +106,7 @@ class Score(Reading):
 
 @dataclasses.dataclass(frozen=True)
 class Eval(Reading):
-    """Evaluate predictions on ScreenSpot, ScreenSpot-v2, its variants or ScreenSpot-Pro: the paper's table.
+    """Evaluate predictions on one of the ScreenSpot benchmarks: the papers' table.
 
     Predictions are JSON Lines with "id" and one of "text", "point" and "box". The id is the annotations' own; without one it is
     "<platform>/<place>", such as mobile/0 for the first sample of the mobile file.
