@@ -64,15 +64,18 @@ def define(xp: Any, wrap: Callable[[Any], Any] = lambda function: function) -> F
 
     @wrap
     def axis(p: Any, g: Any, d: Any, fixed: Any, n: Numbers) -> Any:
-        # From both sides and twice the distance of the centres: w² with w = distance / sigma of the target, the same over
-        # 1 + r² with r = sigma of the prediction / sigma of the target, and (r - 1)² / 2r.
+        # From both sides and twice the distance of the centres: the squared distance in sigmas of the target, the same in the
+        # root of the sum of both variances, and (r - 1)² / 2r of the ratio r of both sigmas. Each quotient is used once: XLA
+        # writes one that is used twice to memory.
         sigma_p = xp.maximum(n.alpha * p + fixed, n.floor)
         sigma_g = xp.maximum(n.alpha * g + fixed, n.floor)
-        inverse = n.one / sigma_g
-        w = xp.minimum(n.half * d * inverse, n.most)
-        r = xp.minimum(xp.maximum(sigma_p * inverse, n.least), n.most)
-        excess = xp.minimum((sigma_p - sigma_g) * inverse, n.most)
-        return w * w, w * w / (n.one + r * r), n.half * excess * excess / r
+        high, low = xp.maximum(sigma_p, sigma_g), xp.minimum(sigma_p, sigma_g)
+        offset = xp.minimum(n.half * d / sigma_g, n.most)
+        shift = xp.minimum(n.half * d / high, n.most)
+        ratio = low / high
+        difference = high - low
+        shape = n.half * (difference / high) * xp.minimum(difference / low, n.most)
+        return offset * offset, shift * shift / (n.one + ratio * ratio), shape
 
     @wrap
     def terms(

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rewards
+
 KINDS = [(np, "float32"), (np, "float64"), (jnp, "float32"), (jnp, "float64")]
 
 
@@ -17,3 +19,10 @@ def array(request: pytest.FixtureRequest) -> Iterator[Any]:
     xp, dtype = request.param
     with jax.enable_x64(dtype == "float64"):
         yield lambda values: xp.asarray(np.asarray(values, dtype))
+
+
+@pytest.fixture
+def get(array: Any) -> Any:
+    """`rewards.get`, its rewards jitted for JAX arrays: a program each instead of one for every operation."""
+    jitted = isinstance(array(0), jax.Array)
+    return lambda name, **options: jax.jit(rewards.get(name, **options)) if jitted else rewards.get(name, **options)

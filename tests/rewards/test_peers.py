@@ -26,70 +26,70 @@ def assert_close(found: Any, expected: Any, rtol: float = 2e-9) -> None:
 # One answer, one target
 
 
-def test_a_hit_counts_its_border_unless_strict(array: Any):
-    assert rewards.get("binary_hit")(array(SHIFTED), array(G0)).reward == 1  # its centre is x = 200
-    assert rewards.get("binary_hit", strict=True)(array(SHIFTED), array(G0)).reward == 0
-    assert rewards.get("binary_point")(None, array(G0), pred_point=array((200.5, 125))).reward == 0
+def test_a_hit_counts_its_border_unless_strict(array: Any, get: Any):
+    assert get("binary_hit")(array(SHIFTED), array(G0)).reward == 1  # its centre is x = 200
+    assert get("binary_hit", strict=True)(array(SHIFTED), array(G0)).reward == 0
+    assert get("binary_point")(None, array(G0), pred_point=array((200.5, 125))).reward == 0
 
 
-def test_overlaps(array: Any):
-    assert_close(rewards.get("iou")(array(SHIFTED), array(G0)).reward, 1 / 3)
-    both = rewards.get("binary_point_plus_iou")(array(SHIFTED), array(G0))
+def test_overlaps(array: Any, get: Any):
+    assert_close(get("iou")(array(SHIFTED), array(G0)).reward, 1 / 3)
+    both = get("binary_point_plus_iou")(array(SHIFTED), array(G0))
     assert (both.hit, both.overlap, both.reward) == (1, 0, 1)
     # Exactly half is not above half.
-    half = rewards.get("binary_iou")(array([(100, 100, 200, 125), (100, 100, 200, 126)]), array(G0))
+    half = get("binary_iou")(array([(100, 100, 200, 125), (100, 100, 200, 126)]), array(G0))
     np.testing.assert_array_equal(half.reward, [0, 1])
 
 
-def test_distance_in_pixels(array: Any):
-    parts = rewards.get("euclid_exp")(None, array(G0), pred_point=array([(150, 225), (150, 125)]))
+def test_distance_in_pixels(array: Any, get: Any):
+    parts = get("euclid_exp")(None, array(G0), pred_point=array([(150, 225), (150, 125)]))
     assert_close(parts.reward, [0.3678794412, 1])
 
 
-def test_se_gui(array: Any):
+def test_se_gui(array: Any, get: Any):
     points = array([(150, 125), (200, 125), (250, 125), (1900, 1000)])
-    parts = rewards.get("se_gui")(None, array(G0), pred_point=points, image_wh=array(SCREEN))
+    parts = get("se_gui")(None, array(G0), pred_point=points, image_wh=array(SCREEN))
     assert_close(parts.reward, [2, 1.999584397, 0.9983375862, 0])
-    centred = rewards.get("se_gui")(
+    centred = get("se_gui")(
         None, array((400, 400, 600, 600)), pred_point=array([(600, 500), (800, 500)]), image_wh=array((1000, 1000))
     )
     assert_close(centred.reward, [1.98, 0.82])
-    formatted = rewards.get("se_gui", format_weight=0.5)(
+    formatted = get("se_gui", format_weight=0.5)(
         None, array(G0), pred_point=points, image_wh=array(SCREEN), format_ok=np.ones(4, bool)
     )
     assert_close(formatted.reward - parts.reward, np.full(4, 0.5))
 
 
-def test_gui_g1(array: Any):
-    parts = rewards.get("gui_g1")(array([SHIFTED, (400, 300, 480, 340)]), array(G0), image_wh=array(SCREEN))
+def test_gui_g1(array: Any, get: Any):
+    parts = get("gui_g1")(array([SHIFTED, (400, 300, 480, 340)]), array(G0), image_wh=array(SCREEN))
     assert_close(parts.box, [0.9868073879, 0.8339113788])
     assert_close(parts.reward, [1.206684257, 0.1042389224])
 
 
-def test_gui_g1_where_the_published_code_divides_by_zero_or_turns_negative(array: Any):
+def test_gui_g1_where_the_published_code_divides_by_zero_or_turns_negative(array: Any, get: Any):
     preds = array([(100 + 1920, 100, 2200, 150), (100, 100 + 1100, 200, 1300)])
-    parts = rewards.get("gui_g1")(preds, array(G0), image_wh=array(SCREEN))
+    parts = get("gui_g1")(preds, array(G0), image_wh=array(SCREEN))
     np.testing.assert_array_equal(parts.box, [0, 0])
 
 
-def test_gui_g1_sees_no_overlap_one_pixel_wide(array: Any):
+def test_gui_g1_sees_no_overlap_one_pixel_wide(array: Any, get: Any):
     preds = array([(199, 100, 300, 150), (198, 100, 300, 150)])
-    parts = rewards.get("gui_g1")(preds, array(G0), image_wh=array(SCREEN))
+    parts = get("gui_g1")(preds, array(G0), image_wh=array(SCREEN))
     assert_close(parts.iou, [0, 2 * 50 / (100 * 50 + 102 * 50 - 100)])
 
 
-def test_gta1_scales_its_targets_and_cuts_them(array: Any):
-    reward = rewards.get("gta1_click")
+def test_gta1_scales_its_targets_and_cuts_them(array: Any, get: Any):
+    reward = get("gta1_click")
     target = array((100, 100, 105.5, 150))  # of 1000: x 192 .. 202.56 in pixels, cut to 202
     points = array([(202, 110), (202.4, 110)])
     np.testing.assert_array_equal(reward(None, target, pred_point=points, image_wh=array(SCREEN)).reward, [1, 0])
     assert reward(None, target, pred_point=points[0], image_wh=array(SCREEN), points_parsed=2).reward == 0
-    in_pixels = rewards.get("gta1_click", target="pixels", format_weight=0.5)
+    in_pixels = get("gta1_click", target="pixels", format_weight=0.5)
     assert in_pixels(None, array(G0), pred_point=array((150, 125)), format_ok=np.array(True)).reward == 1.5
 
 
-def test_ui_r1_cuts_the_point_and_needs_the_action(array: Any):
-    reward = rewards.get("ui_r1")
+def test_ui_r1_cuts_the_point_and_needs_the_action(array: Any, get: Any):
+    reward = get("ui_r1")
     inputs = {"pred_point": array((100.5, 75.5)), "scale": array((2, 2)), "format_ok": np.array(True)}
     parts = reward(None, array((201, 151, 210, 160)), action_ok=np.array(True), **inputs)
     assert (parts.action, parts.coordinate, parts.format, parts.reward) == (1, 1, 1, 3)
@@ -102,13 +102,13 @@ def test_ui_r1_cuts_the_point_and_needs_the_action(array: Any):
     assert reward(None, array(G0), action_ok=np.array(True), is_click=np.array(False), **nowhere).reward == 3
 
 
-def test_the_length_of_ui_r1_e(array: Any):
-    parts = rewards.get("ui_r1_length")(None, rewards=array([3, 3, 1, 2]), lengths=array([10, 20, 40, 16]))
+def test_the_length_of_ui_r1_e(array: Any, get: Any):
+    parts = get("ui_r1_length")(None, rewards=array([3, 3, 1, 2]), lengths=array([10, 20, 40, 16]))
     assert_close(parts.reward, [3.818181818, 3.636363636, 0.9, 1.523636364])
 
 
-def test_gui_r1(array: Any):
-    reward = rewards.get("gui_r1")
+def test_gui_r1(array: Any, get: Any):
+    reward = get("gui_r1")
     assert reward(array(SHIFTED), array(G0)).accuracy == 0  # on the border
     points = array([(150 + 139, 125), (150 + 140, 125)])
     parts = reward(None, array((150, 125, 150, 125)), pred_point=points, gt_kind=np.array(1), format_ok=np.array(True))
@@ -126,17 +126,17 @@ def test_gui_r1(array: Any):
     ("rank", "N", "expected"),
     [(1, 1, 2), (1, 3, 1.577350269), (2, 3, 1.408248290), (3, 4, 1.288675135), (0, 1, 0), (0, 4, 0.75)],
 )
-def test_adaptive_exploration(rank: int, N: int, expected: float, array: Any):
+def test_adaptive_exploration(rank: int, N: int, expected: float, array: Any, get: Any):
     misses = [(300 + 7 * i * i, 300 + i) for i in range(N)]
     points = [(150, 125) if i + 1 == rank else miss for i, miss in enumerate(misses)] + [(0, 0)] * 2
     mask = np.arange(N + 2) < N
-    parts = rewards.get("aepo_aer")(None, array(G0), candidates=array(points), candidate_mask=mask)
+    parts = get("aepo_aer")(None, array(G0), candidates=array(points), candidate_mask=mask)
     assert_close(parts.reward, expected)
     assert parts.rank == rank
 
 
-def test_adaptive_exploration_punishes_lines_wrong_formats_and_silence(array: Any):
-    reward = rewards.get("aepo_aer")
+def test_adaptive_exploration_punishes_lines_wrong_formats_and_silence(array: Any, get: Any):
+    reward = get("aepo_aer")
     line = array([(150, 125), (250, 225), (400, 20), (1050, 1025)])
     assert reward(None, array(G0), candidates=line).reward == -1
     assert reward(None, array(G0), candidates=line, candidate_mask=np.array([True, True, True, False])).reward > 1
@@ -145,8 +145,8 @@ def test_adaptive_exploration_punishes_lines_wrong_formats_and_silence(array: An
     assert reward(None, array(G0), candidates=line[:0]).reward == -1
 
 
-def test_voting(array: Any):
-    parts = rewards.get("rcpo_voting")(array([(0, 0, 4, 4), (2, 0, 6, 4), (0, 2, 4, 6), (20, 20, 22, 22)]))
+def test_voting(array: Any, get: Any):
+    parts = get("rcpo_voting")(array([(0, 0, 4, 4), (2, 0, 6, 4), (0, 2, 4, 6), (20, 20, 22, 22)]))
     assert (parts.most == 3).all()
     assert_close(parts.reward, [2 / 3, 0.5833333333333, 0.5833333333333, 1 / 3])
 
@@ -162,43 +162,39 @@ def test_voting_is_the_grid_of_votes(corners: list[tuple[int, ...]]):
     np.testing.assert_allclose(found.reward, expected)
 
 
-def test_voting_widens_points(array: Any):
+def test_voting_widens_points(array: Any, get: Any):
     points = {"pred_point": array([(100, 100), (110, 100), (500, 500)]), "kind": np.array([1, 1, 0])}
-    parts = rewards.get("rcpo_voting", widen=10)(None, **points)
+    parts = get("rcpo_voting", widen=10)(None, **points)
     assert_close(parts.reward, [0.75, 0.75, 0])  # half of each box has two votes; the third member has no box
     np.testing.assert_array_equal(parts.valid, [True, True, False])
 
 
-def test_the_bonus_for_looking_around(array: Any):
-    reward: Any = rewards.get("gui_aif")
-    if isinstance(array(0), jax.Array):
-        reward = jax.jit(reward)  # dozens of small programs otherwise
+def test_the_bonus_for_looking_around(array: Any, get: Any):
+    reward = get("gui_aif")
     points = array([(100, 100), (120, 100), (100, 140), (300, 100)])
     parts = reward(None, None, pred_point=points, image_wh=array(SCREEN))
     assert_close(parts.reward, np.full(4, 0.04352836452))
     boxes = array([G0, SHIFTED, (100, 100, 150, 125)])
-    assert_close(reward(boxes, image_wh=array(SCREEN)).shape, np.full(3, 0.01951153859))
+    assert_close(reward(boxes, None, image_wh=array(SCREEN)).shape, np.full(3, 0.01951153859))
     # A member that cannot be read changes nothing for the others.
-    with_bad = reward(array([G0, SHIFTED, (100, 100, 150, 125), (NAN, 0, 1, 1)]), image_wh=array(SCREEN))
-    assert_close(with_bad.reward, np.full(4, reward(boxes, image_wh=array(SCREEN)).reward[0]))
+    with_bad = reward(array([G0, SHIFTED, (100, 100, 150, 125), (NAN, 0, 1, 1)]), None, image_wh=array(SCREEN))
+    assert_close(with_bad.reward, np.full(4, reward(boxes, None, image_wh=array(SCREEN)).reward[0]))
     assert not with_bad.valid[3]
 
 
 # Paths
 
 
-def test_the_last_position_of_a_cursor(array: Any):
+def test_the_last_position_of_a_cursor(array: Any, get: Any):
     paths = array([[(250, 125)], [(1900, 1000)], [(150, 125)]])
-    parts = rewards.get("cursor_trajectory")(None, array(G0), positions=paths, image_wh=array(SCREEN))
+    parts = get("cursor_trajectory")(None, array(G0), positions=paths, image_wh=array(SCREEN))
     assert_close(parts.position, [0.9546054408, 0.1118284479, 1])
     assert_close(parts.reward, [0.7546054408, -0.0881715521, 1])
-    running = rewards.get("cursor_trajectory")(
-        None, array(G0), positions=paths, image_wh=array(SCREEN), stopped=np.array(False)
-    )
+    running = get("cursor_trajectory")(None, array(G0), positions=paths, image_wh=array(SCREEN), stopped=np.array(False))
     assert_close(running.reward, parts.position)
 
 
-def test_faults_of_a_cursor(array: Any):
+def test_faults_of_a_cursor(array: Any, get: Any):
     paths = [
         [(400, 125), (300, 125), (150, 125), (0, 0)],  # padded: no fault
         [(400, 125), (150, 125), (250, 125), (0, 0)],  # left, away, stopped outside
@@ -206,9 +202,7 @@ def test_faults_of_a_cursor(array: Any):
         [(190, 125), (160, 125), (150, 128), (0, 0)],  # no fault
     ]
     mask = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]], bool)
-    parts = rewards.get("cursor_trajectory")(
-        None, array(G0), positions=array(paths), position_mask=mask, image_wh=array(SCREEN)
-    )
+    parts = get("cursor_trajectory")(None, array(G0), positions=array(paths), position_mask=mask, image_wh=array(SCREEN))
     np.testing.assert_array_equal(parts.stopped_outside, [0, 1, 0, 0])
     np.testing.assert_array_equal(parts.left, [0, 1, 0, 0])
     np.testing.assert_array_equal(parts.away, [0, 1, 1, 0])
@@ -216,9 +210,9 @@ def test_faults_of_a_cursor(array: Any):
     assert_close(parts.reward, [1, 0.9546054408 - 0.6, 0.6, 1])
 
 
-def test_spotlight(array: Any):
+def test_spotlight(array: Any, get: Any):
     crops = array([(0, 0, 400, 300), (100, 100, 200, 150), (90, 90, 110, 110), (-5, 0, 400, 300)])
-    parts = rewards.get("spotlight_mix")(
+    parts = get("spotlight_mix")(
         array(G0), array(G0), crops=crops, region_hit=np.array(True), format_ok=np.array(True), image_wh=array(SCREEN)
     )
     assert_close(parts.crops, (5000 / 120000 + 1) / 4)  # the third is too small, the fourth off the picture
@@ -229,14 +223,14 @@ def test_spotlight(array: Any):
 # Not confirmed
 
 
-def test_experimental_values(array: Any):
-    parts = rewards.get("experimental/hyperclick")(None, array(G0), pred_point=array((175, 130)), confidence=np.array(0.9))
+def test_experimental_values(array: Any, get: Any):
+    parts = get("experimental/hyperclick")(None, array(G0), pred_point=array((175, 130)), confidence=np.array(0.9))
     assert_close(parts.calibration, 0.99877656, rtol=1e-8)
-    infigui = rewards.get("experimental/infigui_r1", iou_weight=0.5)(array(SHIFTED), array(G0))
+    infigui = get("experimental/infigui_r1", iou_weight=0.5)(array(SHIFTED), array(G0))
     assert_close(infigui.reward, 1 + 0.5 / 3)
-    lpo = rewards.get("experimental/lpo")(array(SHIFTED), array(G0), entropy=np.array(0.5), image_wh=array(SCREEN))
+    lpo = get("experimental/lpo")(array(SHIFTED), array(G0), entropy=np.array(0.5), image_wh=array(SCREEN))
     assert_close(lpo.reward, 0.5 * (1 - 50 / math.hypot(*SCREEN)))
-    arp = rewards.get("experimental/gui_arp", crop_weight=0.5)(array(SHIFTED), array(G0), crop_score=np.array(1.0))
+    arp = get("experimental/gui_arp", crop_weight=0.5)(array(SHIFTED), array(G0), crop_score=np.array(1.0))
     assert_close(arp.reward, math.exp(-0.5) + 0.5)
 
 
