@@ -2,7 +2,7 @@
 
 A rise under a large value proves little alone, so the same values are set in other neurons: some of the same layer, drawn at
 random among those whose down columns are about as long; the same neuron at the opposite value; and the neuron of the whole
-model whose up row, after this one's, lies closest to the concept.
+model whose up row, after this one's, lifts the concept most.
 """
 
 import dataclasses
@@ -177,34 +177,43 @@ def matched(params: Params, layer: int, neuron: int, *, count: int, seed: int = 
 
 
 def second_best(params: Params, cfg: Config, concept: Sequence[int], *, besides: tuple[int, int]) -> tuple[int, int] | None:
-    """The neuron whose up row has the largest absolute cosine to the concept's mean centred head row, that one left out.
+    """The neuron whose up row, at either pole, lifts the concept farthest above all tokens, that one left out.
 
-    Centred, since all head rows share a direction, to which some neurons are close. None in a model of one neuron.
+    Measured as the concept's mean logit in standard deviations of the logits of all head rows, which follow from the head's
+    mean and covariance. None in a model of one neuron.
     """
-    head = tree.head(params)
-    rows = head[jnp.asarray(list(concept))].astype(jnp.float32) - jnp.mean(head, axis=0, dtype=jnp.float32)
-    direction = jnp.mean(rows / jnp.maximum(jnp.linalg.norm(rows, axis=1, keepdims=True), 1e-30), axis=0)
+    center, covariance = _moments(tree.head(params))
+    direction = jnp.mean(tree.head(params)[jnp.asarray(list(concept))].astype(jnp.float32), axis=0) - center
     best, where = -1.0, None
     for layer in range(cfg.num_hidden_layers):
-        cosines = np.array(_cosines(params["layers"][layer]["mlp"]["up_proj"]["weight"], direction))
+        scores = np.array(_scores(params["layers"][layer]["mlp"]["up_proj"]["weight"], direction, covariance))
         if layer == besides[0]:
-            cosines[besides[1]] = -np.inf
-        j = int(np.argmax(np.where(np.isfinite(cosines), cosines, -np.inf)))
-        if cosines[j] > best:
-            best, where = float(cosines[j]), (layer, j)
+            scores[besides[1]] = -np.inf
+        j = int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))
+        if scores[j] > best:
+            best, where = float(scores[j]), (layer, j)
     return where
+
+
+@jax.jit
+def _moments(head: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean [D] and covariance [D, D] of the head's rows."""
+    center = jnp.mean(head, axis=0, dtype=jnp.float32)
+    square = jnp.einsum("vd,ve->de", head, head, preferred_element_type=jnp.float32) / len(head)
+    return center, square - jnp.outer(center, center)
+
+
+@jax.jit
+def _scores(rows: jax.Array, direction: jax.Array, covariance: jax.Array) -> jax.Array:
+    """[F]: absolute logit along ``direction`` over the standard deviation of all logits, for each row."""
+    rows = rows.astype(jnp.float32)
+    variance = jnp.einsum("fd,de,fe->f", rows, covariance, rows)
+    return jnp.abs(rows @ direction) / jnp.sqrt(jnp.maximum(variance, 1e-30))
 
 
 @jax.jit
 def _lengths(down: jax.Array) -> jax.Array:
     return jnp.linalg.norm(down.astype(jnp.float32), axis=0)
-
-
-@jax.jit
-def _cosines(rows: jax.Array, direction: jax.Array) -> jax.Array:
-    """Absolute cosines [F] up to the direction's length."""
-    rows = rows.astype(jnp.float32)
-    return jnp.abs(rows @ direction) / jnp.maximum(jnp.linalg.norm(rows, axis=1), 1e-30)
 
 
 def _with_natural(doses: Sequence[Dose], natural: float) -> tuple[Dose, ...]:

@@ -178,10 +178,14 @@ def test_what_a_neuron_reads_and_writes(llm, ids):
 
 
 def test_the_second_best_neuron_of_a_concept(llm, ids):
-    cfg, _, weights = llm
+    cfg, tokenizer, weights = llm
     first = second_best(weights, cfg, ids[29, 1342], besides=(0, 0))
     assert first == (29, 1342)
     assert second_best(weights, cfg, ids[29, 1342], besides=first) not in (None, first)
+    # The reference names dog and cat for both: L29/N808 and L0/N350.
+    dog = of_token(" dog", tokenizer, cfg.vocab_size).ids
+    assert second_best(weights, cfg, dog, besides=(0, 0)) == (29, 808)
+    assert second_best(weights, cfg, dog, besides=(29, 808)) == (0, 350)
 
 
 def neuron(writing: float, layer: int = 29) -> Written:
