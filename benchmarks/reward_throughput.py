@@ -23,8 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import reward_text
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+TEXTS = 1_000_000  # the most texts at once: ten million of them need gigabytes
 ROW_BYTES = 40
 DEVICES = 8
 TARGETS = {  # million rows a second; the share of an accelerator's memory bandwidth; growth of the cost per row, 10 k to 10 M
@@ -224,7 +226,17 @@ def accelerator(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"million_rows_per_second": rates, "share_of_bandwidth": round(share, 3), "target": TARGETS["gpu_share"]}
 
 
-PARTS["kernel"] = kernel
+def parse(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Texts to boxes."""
+    return reward_text.parse([N for N in arguments.sizes if N <= TEXTS], arguments.rounds, seconds)
+
+
+def text_to_reward(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Texts to rewards, the published style beside it."""
+    return reward_text.text_to_reward([N for N in arguments.sizes if N <= TEXTS], arguments.rounds, seconds, by_row)
+
+
+PARTS |= {"kernel": kernel, "parse": parse, "text_to_reward": text_to_reward}
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ FRAMES = {
 EXTENTS = {"rel1000": 1000.0, "rel999": 999.0, "norm01": 1.0}  # the far edge of frames without pixels
 MAX_RATIO = 200  # of the longer side to the shorter one
 VARIANTS = ("utility", "processor")
-CORNERS = np.array([0, 1, 0, 1])  # which axis each number of a box is on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +41,10 @@ class Resize:
     def sizes_wh(self, size_wh: np.ndarray) -> np.ndarray:
         """(width, height) of many resized pictures: int64 [..., 2] for [..., 2]. Raises UserError like `smart_resize`."""
         size_wh = np.asarray(size_wh, np.int64)
-        kinds, which = np.unique(size_wh.reshape(-1, 2), axis=0, return_inverse=True)
-        resized = [self.size(height, width)[::-1] for width, height in kinds.tolist()]
-        return np.asarray(resized, np.int64).reshape(-1, 2)[which.ravel()].reshape(size_wh.shape)
+        codes = size_wh[..., 0] << 32 | size_wh[..., 1]
+        kinds = codes.ravel()[:1] if codes.size and (codes == codes.flat[0]).all() else np.unique(codes)
+        resized = [self.size(code & 0xFFFFFFFF, code >> 32)[::-1] for code in kinds.tolist()]
+        return np.asarray(resized, np.int64).reshape(-1, 2)[np.searchsorted(kinds, codes)]
 
 
 # The bounds differ by caller, so that the same picture becomes another size: name the one whose answers are read.
@@ -121,12 +121,14 @@ def convert(values: Any, source: str, target: str, *, size_wh: Any = None, resiz
     if source == target:
         return values
     sizes = {"orig": size_wh, "resized": resized_wh}
-    up, down = (_extent(frame, sizes, values) for frame in (target, source))
-    return values * up / down
+    up, down = (_far(frame, sizes, values) for frame in (target, source))
+    corners = values.reshape(*values.shape[:-1], -1, 2)  # of a box both, of a point the one
+    moved = corners * up / down
+    return moved.reshape(*moved.shape[:-2], values.shape[-1])
 
 
-def _extent(frame: str, sizes: dict[str, Any], values: Any) -> Any:
-    """What stands at the far edge, shaped to multiply ``values``."""
+def _far(frame: str, sizes: dict[str, Any], values: Any) -> Any:
+    """What stands at the far edges, [..., 1, 2] or one number."""
     if frame in EXTENTS:
         return EXTENTS[frame]
     size = sizes[frame]
@@ -135,7 +137,7 @@ def _extent(frame: str, sizes: dict[str, Any], values: Any) -> Any:
         raise UserError(f"the frame {frame} ({FRAMES[frame]}) needs the width and height of that picture: give {name}")
     if not hasattr(size, "dtype") or isinstance(size, np.ndarray):
         size = np.asarray(size, values.dtype if values.dtype.kind == "f" else np.float64)
-    return size if values.shape[-1] == 2 else size[..., CORNERS]
+    return size[..., None, :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,7 +177,7 @@ def guess_frame(values: Any, *, size_wh: Any = None, resized_wh: Any = None) -> 
     for frame in FRAMES:
         if frame in sizes and sizes[frame] is None:
             continue
-        far = _extent(frame, sizes, values)
-        if np.all(np.isnan(values) | ((values >= 0) & (values <= far))):
+        corners = values.reshape(*values.shape[:-1], -1, 2)
+        if np.all(np.isnan(corners) | ((corners >= 0) & (corners <= _far(frame, sizes, corners)))):
             fitting.append(frame)
     return tuple(fitting)

@@ -29,7 +29,8 @@ __all__ = ["BOX", "DIALECTS", "NOTHING", "POINT", "POLICIES", "Parsed", "parse",
 
 ASKED = {"box": (4,), "point": (2,), "either": (2, 4)}  # how many numbers a well-formed answer has
 POLICIES = ("first", "last", "only")
-BLOCK = 1 << 16  # rows read at a time
+BLOCK = 1 << 14, 1 << 16  # rows read at a time: the least that are worth a thread of their own, the most
+FEW = 64  # rows for which it is not worth while to compile a pattern for columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ def parse(
     if asked is not None and asked not in ASKED:
         raise UserError(f"asked must be one of {', '.join(ASKED)}, not {asked!r}")
     settings = _Settings(known, policy, ASKED[asked or known.asks], strip, known.common if strip and not spans else ())
-    blocks = [chunk.slice(begin, BLOCK) for chunk in _chunks(texts) for begin in range(0, max(len(chunk), 1), BLOCK)]
+    blocks = [block for chunk in _chunks(texts) for block in _blocks(chunk)]
     read = functools.partial(_block, settings=settings)
     if len(blocks) > 1 and settings.common and pa.cpu_count() > 1:  # RE2 and the casts run without the interpreter's lock
         with concurrent.futures.ThreadPoolExecutor(min(pa.cpu_count(), len(blocks))) as pool:
@@ -123,6 +124,14 @@ def _chunks(texts: Any) -> list[pa.Array]:
     return chunks or [pa.array([], pa.string())]
 
 
+def _blocks(chunk: pa.Array) -> Iterator[pa.Array]:
+    """Pieces of a column, at least one for each thread if they are not too small."""
+    least, most = BLOCK
+    rows = min(most, max(least, -(-len(chunk) // pa.cpu_count())))
+    for begin in range(0, max(len(chunk), 1), rows):
+        yield chunk.slice(begin, rows)
+
+
 _Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # numbers [N, 4], kind [N], format_ok [N], span [N, 2]
 
 
@@ -131,8 +140,8 @@ def _block(column: pa.Array, settings: _Settings) -> _Columns:
     out = np.full((N, 4), np.nan, np.float32), np.zeros(N, np.int8), np.zeros(N, bool), np.full((N, 2), -1, np.int32)
     rows = np.arange(N)  # those that are still to be read
     for common in settings.common:
-        if not len(rows):
-            return out
+        if len(rows) <= FEW:
+            break
         done = _common(column, common, settings, rows, out)
         if done.any():
             rows = rows[~done]
@@ -147,12 +156,13 @@ def _common(column: pa.Array, common: Common, settings: _Settings, rows: np.ndar
     done = np.asarray(fields.is_valid()) if fields.null_count else np.ones(len(column), bool)
     if common.prose and done.any():
         done = done & ~np.asarray(pc.match_substring(column, "assistant").fill_null(True))
-    if not done.all():
-        fields, rows = fields.filter(pa.array(done)), rows[done]
-    if len(rows):
+    if done.any():
         numbers, kind, format_ok, _ = out
         columns = [np.asarray(pc.cast(field, pa.float32())) for field in fields.flatten()]
-        numbers[rows] = np.stack(columns if len(columns) == 4 else 2 * columns, axis=1)
+        read = np.stack(columns if len(columns) == 4 else 2 * columns, axis=1)
+        if not done.all():
+            rows, read = rows[done], read[done]
+        numbers[rows] = read
         kind[rows] = BOX if len(columns) == 4 else POINT
         format_ok[rows] = common.format_ok and len(columns) in settings.asked
     return done
@@ -182,6 +192,8 @@ def _each(texts: Iterable[str | None], settings: _Settings, rows: np.ndarray, ou
 def _read(text: str, settings: _Settings) -> tuple[Candidate, bool] | None:
     """What one text says, and whether it is well formed."""
     dialect = settings.dialect
+    if not any(form.may_be_in(text, 0, len(text)) for group in dialect.forms for form in group):
+        return None
     if dialect.raw:
         region: parse_region.Region | None = parse_region.Region(0, len(text), True)
     else:
