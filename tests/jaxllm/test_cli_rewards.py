@@ -1,6 +1,8 @@
 """The commands score and eval, as a user meets them."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -133,3 +135,24 @@ def test_a_mistake_is_one_message(arguments: list[str], message: str, capsys: py
     assert err.startswith("jaxllm: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scoring.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ jaxllm (.*)$", PAGE, re.M)
+
+
+def test_the_page_has_commands():
+    assert {shlex.split(command)[0] for command in COMMANDS} == {"score", "eval"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_work(command: str, capsys: pytest.CaptureFixture[str]):
+    (answers,) = [block for block in re.findall(r"^```json\n(.*?)^```$", PAGE, re.M | re.S) if '"target"' in block]
+    Path("answers.jsonl").write_text(answers)
+    Path("resized.jsonl").write_text('{"text": "[1, 2, 3, 4]", "target": [1, 2, 3, 4], "image_wh": [1920, 1080]}')
+    assert cli.main(shlex.split(command)) == 0
+    out = capsys.readouterr().out
+    if "answers.jsonl" in command:  # the page shows what comes out
+        shown = PAGE.partition(f"$ jaxllm {command}\n")[2].partition("...")[0]
+        for line in shown.splitlines():
+            assert line.strip() in out

@@ -3,8 +3,10 @@
 import doctest
 import importlib
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +205,11 @@ def test_no_trainer_and_no_jax_is_imported():
     modules = "rewards.adapters.trl, rewards.adapters.verl, rewards.adapters.openrlhf"
     code = f"import sys, {modules}; sys.exit(bool({{'jax', 'torch', 'trl', 'verl', 'openrlhf'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_examples_of_the_page_run():
+    page = (Path(__file__).parents[2] / "docs" / "scoring.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, {})
