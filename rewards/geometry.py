@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxllm.errors import UserError
+from jaxllm.frames import Framed, common
 from rewards.namespace import array_namespace, as_floats, broadcast_shape
 
 NOTHING, POINT, BOX = 0, 1, 2
@@ -48,10 +49,11 @@ def given(
       image_wh: [..., 2], width and height of the frame.
       format_ok: [...] bool.
     Raises:
-      UserError: a missing input, a wrong last axis, leading axes that do not broadcast.
+      UserError: a missing input, two frames, a wrong last axis, leading axes that do not broadcast.
     """
     if pred_box is None and pred_point is None:
         raise UserError("nothing to reward: give pred_box [..., 4] or pred_point [..., 2]")
+    pred_box, gt_box, pred_point = unframed(pred_box=pred_box, gt_box=gt_box, pred_point=pred_point)
     xp = array_namespace(pred_box, gt_box, pred_point, kind, image_wh, format_ok)
     arrays = {"pred_box": pred_box, "gt_box": gt_box, "pred_point": pred_point, "image_wh": image_wh}
     names = [name for name, array in arrays.items() if array is not None]
@@ -68,6 +70,21 @@ def given(
     formatted = flags["format_ok"].astype(bool) if format_ok is not None else None
     rest = (floats.get("pred_point"), flags.get("kind"), floats.get("image_wh"), formatted)
     return Given(xp, shape, floats.get("pred_box"), floats["gt_box"], *rest)
+
+
+def unframed(**arrays: Any) -> tuple[Any, ...]:
+    """The arrays without the frames that they may carry as `jaxllm.frames.Framed`.
+
+    Raises UserError when two frames meet, or an array with a frame and one without.
+    """
+    framed = {name: array for name, array in arrays.items() if isinstance(array, Framed)}
+    if framed:
+        frame, _ = common(*framed.values())
+        if bare := [name for name, array in arrays.items() if array is not None and name not in framed]:
+            raise UserError(
+                f"{', '.join(framed)} is in the frame {frame}, but {', '.join(bare)} carries none; give Framed(...)"
+            )
+    return tuple(array.values if isinstance(array, Framed) else array for array in arrays.values())
 
 
 class Scene(NamedTuple):

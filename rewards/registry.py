@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import UserError
-from rewards import gaussian
+from rewards import gaussian, geometry
 from rewards.gaussian import GuiG2Options
 from rewards.namespace import array_namespace, require_number
 from rewards.peers import actions, controls, experimental, groups, hits, paths, relative
@@ -141,14 +141,14 @@ class Reward:
         """The parts of every row.
 
         Args:
-          pred_box: [..., 4], or None.
+          pred_box: [..., 4], or None. Boxes and points may carry their frame as `jaxllm.frames.Framed`.
           gt_box: [..., 4]; with ``target_mask`` [..., K, 4], several targets, of which the one with the largest reward counts.
           target_mask: [..., K] bool, False for padding.
           arrays: `SHARED` ones, see `rewards.gaussian.gui_g2`, and those in `arrays`.
         Returns:
           A NamedTuple of `parts`, each [...].
         Raises:
-          UserError: an array is missing or unknown, or shapes do not fit.
+          UserError: an array is missing or unknown, frames differ, or shapes do not fit.
         """
         entry = _ENTRIES[self.name]
         unknown = sorted(arrays.keys() - {*SHARED, *self.arrays})
@@ -157,6 +157,9 @@ class Reward:
             takes = ", ".join((*SHARED, *self.arrays))
             wrong = f"needs {', '.join(missing)}" if missing else f"has no use for {', '.join(unknown)}"
             raise UserError(f"{self.name} {wrong}; beside the boxes and target_mask it takes {takes}")
+        pred_box, gt_box, arrays["pred_point"] = geometry.unframed(
+            pred_box=pred_box, gt_box=gt_box, pred_point=arrays.get("pred_point")
+        )
         given = {name: array for name, array in arrays.items() if array is not None}
         if target_mask is not None and entry.grouped:
             raise UserError(f"{self.name} rewards a group and has no targets to choose from; leave target_mask out")

@@ -11,6 +11,7 @@ import pytest
 
 import rewards
 from jaxllm.errors import UserError
+from jaxllm.frames import Framed
 from rewards import registry
 from tests.rewards.vectors import G0, SHIFTED
 
@@ -74,6 +75,24 @@ def test_the_variants_of_the_ablation():
 def test_names_that_share_a_kernel_keep_their_weights():
     reward = rewards.get("point_only", alpha=1.0)
     assert (reward.options.gamma, reward.options.alpha) == (0, 1)
+
+
+# Frames
+
+
+def test_two_frames_are_refused_and_one_is_taken_off():
+    reward, target = rewards.get("gui_g2"), Framed(np.float32(G0), "orig")
+    with pytest.raises(UserError, match="two frames meet: orig and resized"):
+        reward(Framed(np.float32(SHIFTED), "resized"), target)
+    with pytest.raises(UserError, match="gt_box is in the frame orig, but pred_box carries none"):
+        reward(np.float32(SHIFTED), target)
+    with pytest.raises(UserError, match="two frames meet"):
+        jax.jit(lambda p: rewards.gui_g2(Framed(p, "rel1000"), target))(np.float32(SHIFTED))
+    seen = Framed(np.float32((1932, 1092, 1932, 1092)), "resized", size_wh=(1920, 1080), resized_wh=(1932, 1092))
+    found = rewards.get("euclid_exp")(
+        None, Framed(np.float32((1910, 1070, 1930, 1090)), "orig"), pred_point=Framed(seen.to("orig").values[:2], "orig")
+    )
+    assert found.distance == 0
 
 
 # Several targets

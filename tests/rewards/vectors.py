@@ -5,6 +5,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from rewards.gaussian import GuiG2Options
 
 INF = float("inf")
@@ -133,3 +135,9 @@ EDGES = [
     Edge("E17", SHIFTED, G0, GuiG2Options(inside=True), 0.606530659713, 0.882496902585, True),
     Edge("E18", (1000, 800, 1020, 820), (100, 100, 120, 120), GuiG2Options(inside=True), 0, 0, True),
 ]
+
+
+def boxes(seed: int, N: int, *, spread: float = 2000, sides: float = 300) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    corner = rng.uniform(0, spread, (N, 2))
+    return np.concatenate([corner, corner + rng.uniform(1, sides, (N, 2))], -1).astype(np.float32)
