@@ -65,7 +65,7 @@ def parse(sizes: list[int], rounds: int, seconds: Seconds) -> dict[str, Any]:
             assert (parsed.kind == 2 * said).all()
             assert (parsed.box[said] == boxes[said]).all()
             few = texts[:LOOP_ROWS]
-            sides = {
+            sides: dict[str, Callable[[], Any]] = {
                 "list": functools.partial(parse, texts, dialect),
                 "column": functools.partial(parse, column, dialect),
                 "loop": functools.partial(published_parse, few),
@@ -103,7 +103,7 @@ def text_to_reward(sizes: list[int], rounds: int, seconds: Seconds, by_row: ByRo
             texts, boxes = answers(N, dialect)
             targets, size = (boxes + 3).astype(np.float32), np.tile([1920, 1080], (N, 1))
             few = texts[: LOOP_ROWS // 10]
-            sides = {
+            sides: dict[str, Callable[[], Any]] = {
                 "same frame": functools.partial(plain, texts, targets),
                 "resized": functools.partial(resized, texts, targets, size_wh=size),
                 "published": functools.partial(_published, few, targets[: len(few)], by_row),
