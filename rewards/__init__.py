@@ -4,7 +4,8 @@ reward = rewards.get("gui_g2")                       # names() lists them all
 parts = reward(pred_box, gt_box, kind=parsed.kind)   # NumPy or JAX arrays [..., 4]; a NamedTuple of parts [...]
 advantages = rewards.group_advantages(parts.reward)  # [..., G]
 
-Texts become arrays in `rewards.parse`. Nothing here imports a model, or JAX unless it is given JAX arrays.
+Texts become arrays in `rewards.parse`, and rewards through a `Scorer`. Nothing here imports a model, or JAX unless it is given
+JAX arrays.
 """
 
 import importlib
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from rewards.batches import in_buckets
     from rewards.gaussian import GuiG2, GuiG2Options, gui_g2, point_coverage
     from rewards.registry import Reward, get, names
+    from rewards.score import Scorer
 
 __all__ = [
     "GuiG2",
     "GuiG2Options",
     "Reward",
+    "Scorer",
     "get",
     "group_advantages",
     "gui_g2",
@@ -28,7 +31,7 @@ __all__ = [
     "point_coverage",
 ]
 
-_HOMES = {"group_advantages": "advantages", "in_buckets": "batches"}
+_HOMES = {"group_advantages": "advantages", "in_buckets": "batches", "Scorer": "score"}
 _HOMES |= dict.fromkeys(("Reward", "get", "names"), "registry")
 _HOMES |= dict.fromkeys(("GuiG2", "GuiG2Options", "gui_g2", "point_coverage"), "gaussian")
 

@@ -51,8 +51,9 @@ class Summary:
     unparsed: Rate  # answers that say nothing
     formatted: Rate  # of the answers that came as text, those that are well formed
     zero: Rate  # rewards of exactly 0
+    nonfinite: int  # rewards that are NaN or infinite: only the published code's behaviour has such
     edges: tuple[float, ...]  # of the histogram's bins, BINS + 1
-    counts: tuple[int, ...]  # rewards in each bin
+    counts: tuple[int, ...]  # finite rewards in each bin
     worst: tuple[Worst, ...]  # least reward first, at most WORST
 
 
@@ -189,8 +190,9 @@ class _Totals:
 
     def summary(self) -> Summary:
         rewards = np.concatenate(self._rewards)
-        low, high = min(0.0, float(rewards.min())), max(1.0, math.ceil(float(rewards.max())))
-        counts, edges = np.histogram(rewards, BINS, (low, high))
+        finite_ones = rewards[np.isfinite(rewards)]
+        low, high = min(0.0, finite_ones.min(initial=0)), max(1.0, math.ceil(finite_ones.max(initial=0)))
+        counts, edges = np.histogram(finite_ones, BINS, (low, high))
         return Summary(
             rows=self.rows,
             problems=tuple(self.problems),
@@ -198,6 +200,7 @@ class _Totals:
             unparsed=rate(self._nothing, self.rows),
             formatted=rate(self._formatted, self._written),
             zero=rate(int((rewards == 0).sum()), self.rows),
+            nonfinite=len(rewards) - len(finite_ones),
             edges=tuple(edges.tolist()),
             counts=tuple(counts.tolist()),
             worst=tuple(worst for *_, worst in self._worst),

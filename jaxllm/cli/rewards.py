@@ -195,9 +195,11 @@ def _print_summary(summary: "Summary", name: str) -> None:
     ):
         if share.total:
             table.add_row(label, f"{share.share:.2%}", f"{share.low:.2%} to {share.high:.2%}")
+    if summary.nonfinite:
+        table.add_row("reward not finite", f"{summary.nonfinite:,}", "")
     out.print(table)
     bars = console.table("Rewards", "from", "to", "rows", "")
-    most = max(summary.counts)
+    most = max(1, *summary.counts)
     for i, count in enumerate(summary.counts):
         bar = "█" * max(round(BAR * count / most), count > 0)
         bars.add_row(f"{summary.edges[i]:.2f}", f"{summary.edges[i + 1]:.2f}", f"{count:,}", bar)

@@ -245,3 +245,16 @@ def test_facts_are_json(tmp_path: Path):
 def test_files_of_no_use_are_told(tmp_path: Path, call, message: str):
     with pytest.raises(UserError, match=message):
         call(tmp_path)
+
+
+def test_the_published_codes_infinities_are_counted_apart(tmp_path: Path):
+    """Two equal coordinates of hundreds of digits become inf - inf there (section 2.6 of the specification)."""
+    long = "[" + ",".join(4 * ["9" * 400]) + "]"
+    path = write(tmp_path / "in.jsonl", [{"text": text, "target": G0} for text in (long, "[100,100,200,150]")])
+    release = Scorer(rewards.get("gui_g2", compat="gui_g2_release"), "gui_g2_release", frame="orig")
+    summary = score_file(path, release, out=tmp_path / "out.jsonl")
+    assert (summary.nonfinite, sum(summary.counts)) == (1, 1)
+    assert json.loads(json.dumps(facts(summary), allow_nan=False))["means"]["reward"] is None
+    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["gui_g2.reward"] is None
+    ours = score_file(path, ORIG)
+    assert (ours.nonfinite, ours.means["reward"]) == (0, 1)
