@@ -4,7 +4,7 @@ BIN := .venv/bin
 MAP ?= maps/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv map test bench lint lock clean
+.PHONY: help venv map browser test bench lint lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
@@ -28,11 +28,14 @@ map: venv ## what the neurons of SmolLM2 stand for: table, report, and where the
 	@$(BIN)/jaxllm map smollm2 --out $(MAP) --control
 	@echo "Before that, once: $$(cat .venv/done)"
 
-test: venv ## every test
+browser: venv ## a Chromium for the explorer's tests, installed where that is allowed
+	@$(BIN)/python tests/chromium.py
+
+test: venv browser ## every test
 	$(BIN)/python -m pytest
 
 bench: venv ## every benchmark that this machine can run; benchmarks/README.md tells how to read them
-	@set -e; for name in dispatch generate neuron_map; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	@set -e; for name in dispatch generate neuron_map clamp; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 lint: venv ## style, format and types
 	$(BIN)/ruff check .
