@@ -108,7 +108,7 @@ def infigui_r1(pred_box: Any, gt_box: Any, *, options: InfiGuiR1Options | None =
 def lpo(
     pred_box: Any, gt_box: Any, *, entropy: Any, action_ok: Any = True, options: LpoOptions | None = None, **inputs: Any
 ) -> Lpo:
-    """Entropy of the window around the point times a closeness (arXiv 2506.09373). Not confirmed: see below. Needs ``image_wh``.
+    """Entropy of the window around the point times a closeness (arXiv 2506.09373), not confirmed. Needs ``image_wh``.
 
     Not confirmed: the grid of windows, their bins, and how the reward falls with distance; here it falls linearly to 0 at the
     diagonal.

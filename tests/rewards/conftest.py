@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rewards
+from rewards.gaussian import gui_g2
 
 KINDS = [(np, "float32"), (np, "float64"), (jnp, "float32"), (jnp, "float64")]
 
@@ -19,6 +20,15 @@ def array(request: pytest.FixtureRequest) -> Iterator[Any]:
     xp, dtype = request.param
     with jax.enable_x64(dtype == "float64"):
         yield lambda values: xp.asarray(np.asarray(values, dtype))
+
+
+jitted_gui_g2 = jax.jit(gui_g2, static_argnames="options")
+
+
+@pytest.fixture
+def kernel(array: Any) -> Any:
+    """`gui_g2`, jitted for JAX arrays."""
+    return jitted_gui_g2 if isinstance(array(0), jax.Array) else gui_g2
 
 
 @pytest.fixture

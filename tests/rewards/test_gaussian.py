@@ -25,8 +25,8 @@ def assert_close(found: Any, expected: Any, *, log: bool = False, rtol: float = 
 
 
 @pytest.mark.parametrize("v", VECTORS, ids=lambda v: v.name)
-def test_vectors(v: Vector, array: Any):
-    parts = gui_g2(array(v.pred), array(v.target), options=GuiG2Options(alpha=v.alpha))
+def test_vectors(v: Vector, array: Any, kernel: Any):
+    parts = kernel(array(v.pred), array(v.target), options=GuiG2Options(alpha=v.alpha))
     assert parts.point.dtype == parts.reward.dtype == array(0).dtype
     rtol = 1e-8 if v.name in ("V20", "V21") else 1e-11
     # Inputs that float32 cannot hold move the logarithm itself.
@@ -45,8 +45,8 @@ def test_the_paper_has_24_vectors():
 
 
 @pytest.mark.parametrize("e", EDGES, ids=lambda e: e.name)
-def test_edges(e: Edge, array: Any):
-    parts = gui_g2(array(e.pred), array(e.target), options=e.options)
+def test_edges(e: Edge, array: Any, kernel: Any):
+    parts = kernel(array(e.pred), array(e.target), options=e.options)
     assert_close(parts.point, e.point)
     assert_close(parts.coverage, e.coverage)
     assert bool(parts.valid) == e.valid
@@ -71,42 +71,42 @@ def test_gradients_of_edges_are_finite(e: Edge):
             assert (gradient[1] == 0).all()
 
 
-def test_logarithms_of_floored_edges(array: Any):
+def test_logarithms_of_floored_edges(array: Any, kernel: Any):
     for sigma, expected in ((0.5, -1.956061500), (1.0, -1.609637872)):
         options = GuiG2Options(degenerate="floor", min_sigma=sigma)
-        assert_close(gui_g2(array((150, 100, 150, 150)), array(G0), options=options).log_coverage, expected, log=True)
+        assert_close(kernel(array((150, 100, 150, 150)), array(G0), options=options).log_coverage, expected, log=True)
 
 
-def test_a_point_has_no_coverage_unless_it_borrows_the_targets_size(array: Any):  # E13
+def test_a_point_has_no_coverage_unless_it_borrows_the_targets_size(array: Any, kernel: Any):  # E13
     inputs: dict[str, Any] = {"pred_point": array((175, 130)), "kind": np.int8(1)}
-    parts = gui_g2(None, array(G0), **inputs)
+    parts = kernel(None, array(G0), **inputs)
     assert_close(parts.point, 0.865022293111)
     assert (parts.coverage, bool(parts.valid)) == (0, True)
-    borrowed = gui_g2(None, array(G0), **inputs, options=GuiG2Options(point_coverage="gt_shape"))
+    borrowed = kernel(None, array(G0), **inputs, options=GuiG2Options(point_coverage="gt_shape"))
     assert_close(borrowed.coverage, 0.964399163552)
     # With a floor a point is a box that is allowed, but still no coverage is asked of it.
-    floored = gui_g2(None, array(G0), **inputs, options=GuiG2Options(degenerate="floor", min_sigma=0.5))
+    floored = kernel(None, array(G0), **inputs, options=GuiG2Options(degenerate="floor", min_sigma=0.5))
     assert_close(floored.point, 0.865022293111)
     assert (floored.coverage, floored.log_coverage) == (0, -INF)
 
 
-def test_a_far_point_keeps_its_logarithm(array: Any):  # E14
-    parts = gui_g2(None, array(G0), pred_point=array((1900, 1000)))
+def test_a_far_point_keeps_its_logarithm(array: Any, kernel: Any):  # E14
+    parts = kernel(None, array(G0), pred_point=array((1900, 1000)))
     assert (parts.point, parts.log_point) == (0, -1225)
 
 
-def test_nothing_parsed_is_worth_nothing(array: Any):  # E15
+def test_nothing_parsed_is_worth_nothing(array: Any, kernel: Any):  # E15
     options = GuiG2Options(phi=1.0)
-    parts = gui_g2(array(G0), array(G0), pred_point=array((150, 125)), kind=np.int8(0), format_ok=True, options=options)
+    parts = kernel(array(G0), array(G0), pred_point=array((150, 125)), kind=np.int8(0), format_ok=True, options=options)
     assert (parts.point, parts.coverage, parts.format, parts.reward, bool(parts.valid)) == (0, 0, 0, 0, False)
 
 
-def test_an_empty_batch(array: Any):  # E16
-    parts = gui_g2(array(np.zeros((0, 4))), array(np.zeros((0, 4))))
+def test_an_empty_batch(array: Any, kernel: Any):  # E16
+    parts = kernel(array(np.zeros((0, 4))), array(np.zeros((0, 4))))
     assert all(part.shape == (0,) for part in parts)
 
 
-def test_huge_coordinates_are_never_nan(array: Any):  # E19
+def test_huge_coordinates_are_never_nan(array: Any, kernel: Any):  # E19
     big = 1e20
     preds = [
         (big, big, big + 1e19, big + 1e19),
@@ -117,30 +117,30 @@ def test_huge_coordinates_are_never_nan(array: Any):  # E19
     ]
     for pred in preds:
         for a, b in ((pred, G0), (G0, pred)):
-            parts = gui_g2(array(a), array(b))
+            parts = kernel(array(a), array(b))
             assert not any(np.isnan(part) for part in parts[:-1])
             assert 0 <= float(parts.coverage) < 1e-4
-    alike = gui_g2(array(preds[2]), array(preds[2]))
+    alike = kernel(array(preds[2]), array(preds[2]))
     assert (alike.point, alike.coverage) == (1, 1)
 
 
-def test_broadcasting_is_the_loop(array: Any):  # E20
+def test_broadcasting_is_the_loop(array: Any, kernel: Any):  # E20
     rng = np.random.default_rng(0)
     corner, sides = rng.uniform(0, 100, (3, 5, 2)), rng.uniform(1, 50, (3, 5, 2))
     pred = array(np.concatenate([corner, corner + sides], -1))
     target = array(np.concatenate([corner, corner + sides], -1)[:, :1] + 3)
-    together = gui_g2(pred, target)
+    together = kernel(pred, target)
     for i in range(3):
         for j in range(5):
-            alone = gui_g2(pred[i, j], target[i, 0])
+            alone = kernel(pred[i, j], target[i, 0])
             for whole, one in zip(together, alone, strict=True):
                 np.testing.assert_array_equal(whole[i, j], one)
 
 
-def test_weighted_totals(array: Any):
+def test_weighted_totals(array: Any, kernel: Any):
     """Of V02, for the weights of the paper's ablation."""
     for nu, gamma, expected in ((1, 1, 1.48902756230), (0.8, 0.2, 0.661723908287), (0.2, 0.8, 0.827303654010)):
-        parts = gui_g2(array(SHIFTED), array(G0), options=GuiG2Options(nu=nu, gamma=gamma))
+        parts = kernel(array(SHIFTED), array(G0), options=GuiG2Options(nu=nu, gamma=gamma))
         assert_close(parts.reward, expected)
         assert_close(parts.log_reward, np.log(expected), log=True)
 
