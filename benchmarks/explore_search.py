@@ -2,9 +2,9 @@
 
     python benchmarks/explore_search.py [--layers 32] [--neurons 14336] [--vocabulary 128256]
 
-458,752 neurons x 2 poles x 16 tokens, 14.7 million labels. Tokens are random syllables and words, their use as uneven as in real
-maps (Zipf), so that some queries hit a handful of labels and some half of them. Each query is timed as the server answers it:
-text to JSON, everything but the network. The claim is that the worst of them takes less than 50 ms.
+458,752 neurons x 2 poles x 16 tokens, 14.7 million labels. Tokens are random words, their use uneven, so that some queries
+hit a handful of labels and some half of them. Each query is timed as the server answers it: text to JSON, everything but the
+network. The claim is that the worst of them takes less than 50 ms.
 """
 
 import argparse

@@ -41,7 +41,7 @@ def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
-    assert used == {"map", "find", "show", "compare", "generate", "info", "convert", "acts"}
+    assert used == {"map", "find", "show", "compare", "generate", "info", "convert", "acts", "explore", "clamp", "sweep", "bake"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 
@@ -51,6 +51,14 @@ def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch
     if arguments[0] == "map":
         arguments = [word for word in arguments if not word.startswith("0:")]
         arguments += [LAYER] if arguments[-1] == "--layers" else ["--layers", LAYER]
+    if arguments[0] == "explore":  # everything but serving, which would not end
+        arguments += ["--port", "0"]
+        monkeypatch.setattr("interp.explore.run", lambda *_: None)
+    if arguments[0] in ("clamp", "sweep"):
+        arguments += ["--max-tokens", "1"]
+    if arguments[0] == "sweep":
+        arguments += ["--values", "-30:30:2", "--prompts", "notes.txt"]
+    monkeypatch.setattr("interp.calibration.calibration_text", lambda: (home / "notes.txt").read_text())
     if arguments[0] == "acts" and "--text" not in arguments:
         arguments += ["--text", "notes.txt"]  # in place of the whole calibration text
     monkeypatch.chdir(home)

@@ -1,7 +1,7 @@
 """The explorer as a web application: addresses, and what stands behind each.
 
-Nothing a request says is a path or a name of a file: the page's own files are read once, and everything else is numbers and text
-that the handlers check. What takes the model goes through `Turns`, one at a time.
+Nothing a request says is a path or a name of a file: the page's own files are read once, and everything else is numbers and
+text that the handlers check. What takes the model goes through `Turns`, one at a time.
 """
 
 import json
@@ -13,15 +13,15 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from interp import query
 from interp.explore import export, search
 from interp.explore.explorer import Explorer
-from interp.explore.guard import COOKIE, App, Door, Guard, TooLarge, refuse
-from interp.explore.turns import Busy, Turns
+from interp.explore.guard import COOKIE, App, Door, Guard, TooLargeError, refuse
+from interp.explore.turns import BusyError, Turns
 from jaxllm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def create_app(explorer: Explorer, door: Door) -> App:
     handlers = _Handlers(explorer, door, turns)
     neuron = "{layer:int}/{neuron:int}"
     routes = [
-        Route("/api/login", handlers.login, methods=["POST"]),
+        Route("/login", handlers.login, methods=["POST"]),
         Route("/api/map", handlers.facts),
         Route("/api/search", handlers.search),
         Route("/api/picture", handlers.picture),
@@ -57,8 +57,9 @@ def create_app(explorer: Explorer, door: Door) -> App:
     ]
     failures: dict[Any, Any] = {
         UserError: lambda _, error: refuse(400, str(error)),
-        Busy: lambda _, error: refuse(429, "the model is busy and others wait already; try again in a moment"),
-        TooLarge: lambda _, error: refuse(413, "the request is too large"),
+        BusyError: lambda _, error: refuse(429, "the model is busy and others wait already; try again in a moment"),
+        TooLargeError: lambda _, error: refuse(413, "the request is too large"),
+        ClientDisconnect: lambda _, error: refuse(400, "the request ended early"),
         HTTPException: lambda _, error: refuse(error.status_code, error.detail),
         Exception: _failed,
     }
@@ -186,7 +187,7 @@ class _Handlers:
         asked = playground.parse(await _json(request))
         prepared = await run_in_threadpool(playground.prepare, model, asked)
         if self.turns.full:
-            raise Busy
+            raise BusyError
         events = playground.answer(model, asked, *prepared)
         return StreamingResponse(self._lines(request, events), media_type="application/x-ndjson")
 
@@ -201,7 +202,7 @@ class _Handlers:
                     if event is None:
                         return
                     yield json.dumps(event) + "\n"
-        except (UserError, Busy) as error:
+        except (UserError, BusyError) as error:
             yield json.dumps({"event": "error", "error": str(error) or "the model is busy"}) + "\n"
         except Exception:
             log.exception("generation failed")

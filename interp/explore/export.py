@@ -5,6 +5,7 @@ import csv
 import hashlib
 import html
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
@@ -51,8 +52,8 @@ def _csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def neuronpedia(model: str, neuron: dict[str, Any], contexts: dict[str, Any] | None) -> dict[str, Any]:
     """A neuron in the fields of Neuronpedia's feature JSON, as far as a map and a text have them.
 
-    ``pos_str`` and ``neg_str`` are the top tokens of the mapped vector and of its opposite, with their logits; activations, their
-    histogram and the greatest one come from the text.
+    ``pos_str`` and ``neg_str`` are the top tokens of the mapped vector and of its opposite, with their logits; activations,
+    their histogram and the greatest one come from the text.
     """
     plus, minus = (pole["tokens"] for pole in neuron["poles"])
     out: dict[str, Any] = {
@@ -69,7 +70,7 @@ def neuronpedia(model: str, neuron: dict[str, Any], contexts: dict[str, Any] | N
         edges = contexts["histogram"]["edges"]
         out |= {
             "maxActApprox": contexts["max"],
-            "freq_hist_data_bar_values": [(a + b) / 2 for a, b in zip(edges, edges[1:], strict=False)],
+            "freq_hist_data_bar_values": [(a + b) / 2 for a, b in itertools.pairwise(edges)],
             "freq_hist_data_bar_heights": contexts["histogram"]["counts"],
             "activations": [_activation(place) for place in contexts["highest"]],
         }

@@ -1,7 +1,7 @@
 """Who may ask the explorer: the checks on every request, before any handler sees it, and the headers on every answer.
 
-On a loopback address the ``Host`` header must name that address, so that no foreign site can point its own name here. On any other
-address every request for data needs the token, in the header ``Authorization: Bearer`` or in the cookie that `login` gives.
+On a loopback address the ``Host`` header must name this machine, so that no foreign site can point its own name here. On any
+other address every request for data needs the token, in the header ``Authorization: Bearer`` or in the cookie of a login.
 """
 
 import dataclasses
@@ -146,7 +146,7 @@ def refuse(status: int, why: str) -> Response:
     return JSONResponse({"error": why}, status)
 
 
-class TooLarge(Exception):
+class TooLargeError(Exception):
     """A body without a length that turned out too long."""
 
 
@@ -158,7 +158,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         total += len(message.get("body", b""))
         if total > MAX_BODY:
-            raise TooLarge
+            raise TooLargeError
         return message
 
     return limited

@@ -1,7 +1,8 @@
 """An inverted index of a map's labels: token id -> the poles that hold it, with place and probability, made once.
 
-A *row* is one pole of one neuron, number ``2 * (layer position * F + neuron) + pole`` of ``R = 2 * L * F``; an *entry* is one stored
-token of a row, number ``row * k + place`` of ``E = R * k``. NumPy only: a search costs a few arrays as long as what it finds.
+A *row* is one pole of one neuron, number ``2 * (layer position * F + neuron) + pole`` of ``R = 2 * L * F``; an *entry* is one
+stored token of a row, number ``row * k + place`` of ``E = R * k``. NumPy only: a search costs a few arrays as long as what it
+finds.
 """
 
 import dataclasses

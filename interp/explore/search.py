@@ -1,14 +1,16 @@
 """What a person types into the search box, as token ids and then as neurons.
 
-A word is found in all its spellings, a token as it stands, a regular expression by RE2, which has no pattern that takes more than
-linear time; it sees the vocabulary only, in pieces, so that even a pattern made to be slow ends at a deadline.
+A word is found in all its spellings, a token as it stands, a regular expression by RE2, which has no pattern that takes more
+than linear time; it sees the vocabulary only, in pieces, so that even a pattern made to be slow ends at a deadline.
 """
 
 import bisect
 import dataclasses
+import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ SHOWN_TOKENS = 10  # of each match
 SHOWN_COMPLETIONS = 12
 REGEX_SECONDS = 1.0
 REGEX_PIECE = 8192  # tokens between two looks at the clock
+_POOL = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="regex")
 _NEURON = re.compile(r"\s*[Ll][0-9]+\s*/?\s*[Nn][0-9]+\s*", re.ASCII)
 
 
@@ -111,20 +114,21 @@ def ask(vocabulary: Words, uses: np.ndarray, text: str, by: str) -> Asked:
 
 def matching(vocabulary: Words, pattern: str) -> np.ndarray:
     """Ids of the tokens in which the pattern occurs. Raises UserError when RE2 refuses it, or it takes too long."""
-    found, until = [], time.monotonic() + REGEX_SECONDS
     if not pattern:
         return np.zeros(0, np.int64)
-    for start in range(0, len(vocabulary.table), REGEX_PIECE):
-        piece = vocabulary.table.slice(start, REGEX_PIECE)
-        try:
-            hits = pc.match_substring_regex(piece, pattern=pattern)
-        except pa.ArrowInvalid as error:
-            reason = str(error).removeprefix("Invalid regular expression: ")
-            raise UserError(f"not a regular expression of RE2: {reason}") from None
-        found.append(np.flatnonzero(hits.to_numpy(zero_copy_only=False)) + start)
+    until = time.monotonic() + REGEX_SECONDS
+
+    def piece(start: int) -> np.ndarray:
         if time.monotonic() > until:
             raise UserError(f"the pattern takes more than {REGEX_SECONDS:.0f} s; write a simpler one")
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        hits = pc.match_substring_regex(vocabulary.table.slice(start, REGEX_PIECE), pattern=pattern)
+        return hits.to_numpy(zero_copy_only=False)
+
+    try:
+        return np.flatnonzero(np.concatenate(list(_POOL.map(piece, range(0, len(vocabulary.table), REGEX_PIECE)))))
+    except pa.ArrowInvalid as error:
+        reason = str(error).removeprefix("Invalid regular expression: ")
+        raise UserError(f"not a regular expression of RE2: {reason}") from None
 
 
 def most_used(ids: np.ndarray, uses: np.ndarray, count: int) -> np.ndarray:

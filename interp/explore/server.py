@@ -13,6 +13,7 @@ from interp.explore.explorer import Explorer
 from interp.explore.guard import Door
 from jaxllm.errors import UserError
 
+MAX_PORT = 65535
 KEEP_ALIVE = 5  # seconds
 SHUTDOWN = 1  # seconds that open answers get when the server ends
 MAX_CONNECTIONS = 64
@@ -20,15 +21,18 @@ MAX_CONNECTIONS = 64
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises UserError when the address cannot be had."""
+    if not 0 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}: cannot listen there; ports are 0 to {MAX_PORT}, and 0 takes any free one")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(128)
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        remedy = "choose another --port, or 0 for any free one" if taken else "check --host and --port"
+    except OSError as error:
+        remedy = (
+            "choose another --port, or 0 for any free one" if error.errno == errno.EADDRINUSE else "check --host and --port"
+        )
         raise UserError(f"{host} port {port}: cannot listen there ({error}); {remedy}") from None
     return sock
 

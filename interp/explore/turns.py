@@ -6,12 +6,12 @@ from types import TracebackType
 MAX_WAITING = 4
 
 
-class Busy(Exception):
+class BusyError(Exception):
     """The queue is full."""
 
 
 class Turns:
-    """An async context manager around what only one request may do at a time. Raises `Busy` when the queue is full."""
+    """An async context manager around what only one request may do at a time. Raises `BusyError` when the queue is full."""
 
     def __init__(self, waiting: int = MAX_WAITING):
         self._lock, self._most, self._count = asyncio.Lock(), waiting, 0
@@ -28,7 +28,7 @@ class Turns:
 
     async def __aenter__(self) -> None:
         if self.full:
-            raise Busy
+            raise BusyError
         self._count += 1
         try:
             await self._lock.acquire()

@@ -23,7 +23,7 @@ export async function getBytes(path, asked, signal) {
   return { scale: JSON.parse(response.headers.get("x-scale")), codes: new Uint8Array(await response.arrayBuffer()) };
 }
 
-const post = (path, data, signal) => fetch(`api/${path}`, {
+const post = (path, data, signal) => fetch(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(data), signal,
 });
 
@@ -31,7 +31,7 @@ export async function login(token) { await checked(await post("login", { token }
 
 /** The events of a streamed answer, one by one. */
 export async function* events(path, data, signal) {
-  const response = await checked(await post(path, data, signal));
+  const response = await checked(await post(`api/${path}`, data, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -7,7 +7,7 @@ const VIRIDIS = ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35
   .map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
 const GAP = 1; // empty lines between two layers
 const GUTTER = 34; // pixels on the left for the numbers of the layers
-const MOST_ZOOM = 64; // pixels of a neuron
+const MOST_ZOOM = 64; // pixels of a neuron, or four times what fits
 const FEW = 3000; // neurons found by a search that are marked with rings
 
 export function show(root, path, asked, facts) {
@@ -130,7 +130,7 @@ export function show(root, path, asked, facts) {
 
   /** Puts a cell into the middle, at so many pixels a cell. */
   function look(cell, size) {
-    state.size = Math.min(Math.max(size, state.fitted), Math.max(MOST_ZOOM, state.fitted));
+    state.size = Math.min(Math.max(size, state.fitted), Math.max(MOST_ZOOM, 4 * state.fitted));
     const [x, y] = at(cell);
     state.x = (stage.clientWidth - GUTTER) / 2 - (x + 0.5) * state.size;
     state.y = stage.clientHeight / 2 - (y + 0.5) * state.size;
@@ -149,7 +149,7 @@ export function show(root, path, asked, facts) {
   function zoom(factor, px = stage.clientWidth / 2, py = stage.clientHeight / 2) {
     if (!state.image) return;
     const before = state.size;
-    state.size = Math.min(Math.max(state.size * factor, state.fitted), Math.max(MOST_ZOOM, state.fitted));
+    state.size = Math.min(Math.max(state.size * factor, state.fitted), Math.max(MOST_ZOOM, 4 * state.fitted));
     state.x = px - GUTTER - (px - GUTTER - state.x) * state.size / before;
     state.y = py - (py - state.y) * state.size / before;
     within();

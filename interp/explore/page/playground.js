@@ -20,8 +20,8 @@ export function show(root, path, asked, facts) {
   chat.disabled = !limits.chat;
   const tokens = element("input", { type: "number", min: "1", max: String(limits.max_new), value: asked.tokens || "40" });
   const heat = element("input", { type: "number", min: "0", max: "10", step: "0.1", value: asked.heat || "0" });
-  const site = select(limits.sites.map((name) => [name, name]), limits.sites.includes(asked.site) ? asked.site : "up");
-  const positions = select(POSITIONS, POSITIONS.some(([name]) => name === asked.positions) ? asked.positions : "all");
+  const site = select(limits.sites.map((name) => [name, name]), limits.sites.includes(asked.site) ? asked.site : "up", { "aria-label": "Site" });
+  const positions = select(POSITIONS, POSITIONS.some(([name]) => name === asked.positions) ? asked.positions : "all", { "aria-label": "Positions" });
   const list = element("div"), added = element("input", { type: "text", placeholder: "L29/N1342", "aria-label": "Neuron to clamp", size: "12" });
   const add = element("button", { type: "button", text: "add clamp" });
   const run = element("button", { type: "button", className: "primary", text: "run", id: "run" });
@@ -170,10 +170,11 @@ export function show(root, path, asked, facts) {
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 function commandLine(model, { prompt, chat, max_tokens: count, clamps }) {
-  const sets = clamps.map(({ layer, neuron, value }) => ` --set ${nameOf(layer, neuron)}=${value}`).join("");
   const { site = "up", positions = "all" } = clamps[0] || {};
-  return `jaxllm clamp ${quoted(model)}${sets}${site === "up" ? "" : ` --site ${site}`}${positions === "all" ? "" : ` --positions ${positions}`}`
-    + ` --max-tokens ${count}${chat ? " --chat" : ""} -- ${quoted(prompt)}`;
+  const words = clamps.length ? ["jaxllm clamp", ...clamps.map(({ layer, neuron, value }) => `--set ${nameOf(layer, neuron)}=${value}`)] : ["jaxllm generate"];
+  if (site !== "up") words.push(`--site ${site}`);
+  if (positions !== "all") words.push(`--positions ${positions}`);
+  return [...words, `--max-tokens ${count}`, ...(chat ? ["--chat"] : []), "--", quoted(model), quoted(prompt)].join(" ");
 }
 
 function pythonCode(model, { prompt, chat, max_tokens: count, temperature, clamps }) {
