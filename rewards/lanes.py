@@ -6,10 +6,16 @@ to two units in the last place over the range that the formula gives them: exp u
 
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import extending, types
+
+# Numba halves the vectors of CPUs that are slow at wide ones at other work, and takes some new CPUs for older ones.
+config: Any = numba.config
+config.CPU_NAME = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
 
 inline = numba.njit(inline="always")
 intrinsic: Any = extending.intrinsic
