@@ -1,7 +1,7 @@
 """The explorer as a web application: addresses, and what stands behind each.
 
 Nothing a request says is a path or a name of a file: the page's own files are read once, and everything else is numbers and
-text that the handlers check. What takes the model goes through `Turns`, one at a time.
+text that the handlers check. What takes the model goes through `Turns`, one at a time; so does long arithmetic without it.
 """
 
 import json
@@ -94,7 +94,7 @@ class _Handlers:
     """What each address answers. Those that are not ``async`` run in threads."""
 
     def __init__(self, explorer: Explorer, door: Door, turns: Turns):
-        self.explorer, self.door, self.turns = explorer, door, turns
+        self.explorer, self.door, self.turns, self.arithmetic = explorer, door, turns, Turns()
 
     async def login(self, request: Request) -> Response:
         data = await _json(request)
@@ -132,7 +132,7 @@ class _Handlers:
         pole = request.query_params.get("pole", "+")
         if pole not in query.POLES:
             raise UserError(f"pole {pole!r}: choose + or -")
-        async with self.turns:
+        async with self.arithmetic:
             return JSONResponse(await run_in_threadpool(self.explorer.neighbours, layer, neuron, pole))
 
     async def decodes(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ class _Handlers:
         return JSONResponse(kept)
 
     async def compare(self, _: Request) -> Response:
-        async with self.turns:
+        async with self.arithmetic:
             return JSONResponse(await run_in_threadpool(lambda: self.explorer.comparison))
 
     def compare_neuron(self, request: Request) -> Response:
@@ -226,7 +226,7 @@ class _Handlers:
     async def export_report(self, _: Request) -> Response:
         from interp import report
 
-        async with self.turns:
+        async with self.arithmetic:
             text = await run_in_threadpool(report.page, self.explorer.atlas)
         return _download(text, "text/html", "report.html")
 

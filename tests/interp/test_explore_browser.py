@@ -98,7 +98,7 @@ def test_a_neuron_shows_poles_decodes_neighbours_and_contexts(page: Page):
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
     assert page.url.endswith(f"#/neuron/{NAME}")
-    for heading in ("Its three vectors", "Nearest neighbours", "Natural values", "Where it is moved"):
+    for heading in ("Its other vectors", "Nearest neighbours", "Natural values", "Where it is moved"):
         expect(page.get_by_role("heading", name=heading)).to_be_visible()
     expect(page.locator(".busy")).to_have_count(0)
     expect(page.locator(".error")).to_have_count(0)
@@ -194,9 +194,10 @@ def test_the_picture_of_a_search_has_its_own_address(page: Page):
     page.goto("/#/picture?q=%20dog&by=token")
     expect(page.get_by_text(re.compile("neurons have it among their first tokens"))).to_be_visible()
     colours = page.evaluate(
-        "document.querySelector('#stage canvas').getContext('2d').getImageData(0, 0, 1200, 500).data.join()"
+        "new Set(new Uint32Array(document.querySelector('#stage canvas').getContext('2d')"
+        ".getImageData(40, 0, 1200, 500).data.buffer)).size"
     )
-    assert len(np.unique(np.fromstring(colours, np.uint8, sep=","))) > 20
+    assert colours > 3
 
 
 def test_a_hostile_token_is_text_in_every_view(page: Page):

@@ -49,7 +49,7 @@ export function lines({ xs, xName, series, show, from, to }) {
 
 /** Bars between edges, one fewer than edges. */
 export function bars({ edges, counts, xName }) {
-  const { svg, px, py } = frame({ xs: edges, xName, low: 0, high: Math.max(...counts, 1), label: xName });
+  const { svg, px, py } = frame({ xs: edges, xName, low: 0, high: Math.max(...counts, 1), show: String, label: xName });
   counts.forEach((count, i) => {
     const width = Math.max(1, px(edges[i + 1]) - px(edges[i]) - 1);
     if (count) svg.append(shape("rect", { class: "bar", x: px(edges[i]), y: py(count), width, height: Math.max(1, py(0) - py(count)) }));

@@ -5,7 +5,7 @@ import { lines } from "./charts.js";
 import { element, format, nameOf, neuronFrom, note, percent, table, token, whole } from "./dom.js";
 import { poles } from "./neuron.js";
 
-const SHOWN = 100;
+const SHOWN = 100, WORDS = 8;
 let kept = null; // the comparison, which takes a while to make
 
 export function show(root, path, asked, facts) {
@@ -47,9 +47,9 @@ async function all(root, asked, facts, signal) {
   field.addEventListener("input", () => { if (place().view === "compare") stay("compare", { q: field.value }); fill(); });
   fill();
   const words = (title, found) => element("section", {}, element("h3", { text: title }), found.length
-    ? table([["token"], ["before", "number"], ["after", "number"]], found.slice(0, 12).map((w) => [token(w.display), whole(w.before), whole(w.after)])) : note("none"));
-  root.append(element("div", { className: "charts" }, element("figure", {}, element("figcaption", { text: "Neurons that keep their token" }), chart),
-    element("div", { className: "columns" }, words("Tokens that label more neurons", gained), words("Tokens that label fewer", lost))),
+    ? table([["token"], ["before", "number"], ["after", "number"]], found.slice(0, WORDS).map((w) => [token(w.display), whole(w.before), whole(w.after)])) : note("none"));
+  root.append(element("div", { className: "overview" }, element("figure", {}, element("figcaption", { text: "Neurons that keep their token" }), chart),
+    words("Tokens that label more neurons", gained), words("Tokens that label fewer", lost)),
   element("h2", { text: "Changed neurons" }), element("div", { className: "controls" }, field), list,
   element("details", {}, element("summary", { text: "Every layer" }), table([["layer", "number"], ["same token", "number"], ["but for spelling", "number"], ["overlap of the top", "number"], ["by chance", "number"]],
     layers.map((l) => [String(l.layer), percent(l.match.share), percent(l.match_group.share), percent(l.overlap.value), percent(l.chance, 2)]))));

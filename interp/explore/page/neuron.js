@@ -33,9 +33,9 @@ async function fill(root, { layer, neuron }, facts, signal) {
   left.append(element("h2", { text: "Statistics" }), note(facts.control ? "The bars say how much of the layer, and of the control's random rows, lies below."
     : "The bars say how much of the layer lies below. The map has no control rows."), statistics(found, facts));
   const sections = [];
-  const section = (title, path, asked, draw, wait) => {
+  const section = (side, title, path, asked, draw, wait) => {
     const body = element("div", {}, note(wait, "busy"));
-    right.append(element("h2", { text: title }), body);
+    side.append(element("h2", { text: title }), body);
     sections.push(async () => {
       try { body.replaceChildren(...draw(await get(path, asked, signal))); } catch (error) {
         if (error.name === "AbortError") throw error;
@@ -44,10 +44,10 @@ async function fill(root, { layer, neuron }, facts, signal) {
     });
   };
   const base = `neuron/${layer}/${neuron}`;
-  if (facts.playground) section("Its three vectors", `${base}/decodes`, {}, decodes, "decoding …");
-  if (facts.neighbours) section("Nearest neighbours", `${base}/neighbours`, { pole: found.better_pole }, (near) => neighbours(near, found.better_pole), "comparing rows …");
-  if (facts.playground) section("Natural values", `${base}/natural`, {}, natural, "reading the calibration text …");
-  if (facts.contexts) section("Where it is moved", `${base}/contexts`, {}, contexts, "reading the text …");
+  if (facts.playground) section(right, "Its other vectors", `${base}/decodes`, {}, (found) => decodes(found, facts.settings.site), "decoding …");
+  if (facts.neighbours) section(right, "Nearest neighbours", `${base}/neighbours`, { pole: found.better_pole }, (near) => neighbours(near, found.better_pole), "comparing rows …");
+  if (facts.playground) section(left, "Natural values", `${base}/natural`, {}, natural, "reading the calibration text …");
+  if (facts.contexts) section(left, "Where it is moved", `${base}/contexts`, {}, contexts, "reading the text …");
   if (!facts.playground) right.append(note("Start the explorer with --model to see what the gate reads and the down column writes, its natural values, and to clamp it."));
   for (const load of sections) await load();
 }
@@ -86,9 +86,9 @@ function statistics(found, facts) {
 
 const explained = (name, facts) => element("span", { text: NAMES[name] || name, title: facts.explained[name] });
 
-function decodes({ decodes: sites, cosine, sign }) {
+function decodes({ decodes: sites, cosine, sign }, shown) {
   return [note(`Reads and writes: cosine of up row and down column ${format(cosine)}. To raise its concept clamp it ${sign.sign > 0 ? "up" : "down"}: ${sign.confidence}, as ${sign.reason}.`),
-    ...Object.entries(sites).flatMap(([site, [plus, minus]]) => [element("h3", { text: SITES[site] }), element("div", { className: "poles" },
+    ...Object.entries(sites).filter(([site]) => site !== shown).flatMap(([site, [plus, minus]]) => [element("h3", { text: SITES[site] }), element("div", { className: "poles" },
       element("div", {}, element("h4", { text: "+" }), list(plus)), element("div", {}, element("h4", { text: "−" }), list(minus)))])];
 }
 
@@ -104,7 +104,7 @@ function neighbours(near, pole) {
 
 function contexts(found) {
   const lines = (places) => table([["value", "number"], ["line", "number"], ["text"]], places.map((c) => [format(c.value), whole(c.line),
-    element("span", { className: "context" }, ...c.tokens.map((text, i) => (i === c.at ? element("mark", { text }) : text)))]));
+    element("span", { className: "context" }, ...c.tokens.map((text, i) => (i === c.at ? element("mark", { text }) : text.replaceAll("␣", " "))))]));
   return [note(`${whole(found.count)} tokens: mean ${format(found.mean)}, standard deviation ${format(found.std)}, ${format(found.min)} to ${format(found.max)}.`),
     element("figure", {}, bars({ ...found.histogram, xName: "up value" })),
     element("h3", { text: "Highest" }), lines(found.highest), element("h3", { text: "Lowest" }), lines(found.lowest)];

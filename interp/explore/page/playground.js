@@ -87,7 +87,7 @@ export function show(root, path, asked, facts) {
     const mine = running = new AbortController();
     remember();
     failure.textContent = "";
-    status.textContent = "reading the prompt …";
+    status.textContent = "reading the prompt … the first time takes longer";
     run.disabled = true;
     stop.disabled = false;
     plain.replaceChildren();
@@ -96,7 +96,7 @@ export function show(root, path, asked, facts) {
       for await (const event of events("generate", request(), mine.signal)) {
         if (running !== mine) return;
         if (event.event === "wait") status.textContent = "waiting for the model …";
-        else if (event.event === "next") { next(event); status.textContent = "answering …"; }
+        else if (event.event === "next") { next(event); status.textContent = "answering … the first time takes longer"; }
         else if (event.event === "piece") { write(plain, event.plain); write(clamped, event.clamped); }
         else if (event.event === "scores") { score(plain, event.plain, "clamped"); score(clamped, event.clamped, "plain"); }
         else if (event.event === "end") {
