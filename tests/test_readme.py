@@ -1,5 +1,6 @@
 """Every command of the README and of the other pages is tried."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -35,13 +36,16 @@ def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert cli.main(["map", "smollm2", "--out", "maps/smollm2", "--control", "--layers", LAYER]) == 0
         assert cli.main(["map", "smollm2-bees", "--out", "maps/bees", "--layers", LAYER]) == 0
     (folder / "notes.txt").write_text("There is more room in space than in the harbour, and less water.")
+    answers = [{"text": "[100, 100, 200, 150]", "target": [100, 100, 200, 150]}, {"text": "no", "target": [1, 1, 2, 2]}]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     return folder
 
 
 def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
-    assert used == {"map", "find", "show", "compare", "generate", "info", "convert", "acts", "explore", "clamp", "sweep", "bake"}
+    reading, steering = {"map", "find", "show", "acts", "compare", "explore"}, {"clamp", "sweep", "bake"}
+    assert used == {*reading, *steering, "generate", "info", "convert", "score", "reward-map"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 
