@@ -6,24 +6,17 @@ vectors need; no operand may be NaN. Masks and `rint` are LLVM instructions of t
 
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import types
 from numba.core import cgutils
 
-config: Any = numba.config
-intrinsic: Any = extending.intrinsic
-
-# Numba halves the vectors of CPUs that are slow at wide ones at other work, and takes some new CPUs for older ones.
-config.CPU_NAME = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+from jaxllm.simd import bits_of, float_of, inline, intrinsic
 
 LANES = 64  # bits of a mask
 
 loop = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz", "nnan", "arcp"})
-inline = numba.njit(inline="always")
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 
@@ -88,22 +81,6 @@ def trailing_zeros(typing: Any, x: Any) -> Any:
 
 
 @intrinsic
-def _float_of(typing: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F32)
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def _bits_of(typing: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _I32)
-
-    return types.int32(types.float32), generate
-
-
-@intrinsic
 def widen(typing: Any, x: Any) -> Any:
     """float32 of a float32, or of the 16 bits of a bfloat16."""
 
@@ -134,4 +111,4 @@ def exp(x: Any) -> Any:
     p = p * r + _C2
     p = p * r + _C1
     p = p * r + _C0
-    return _float_of(_bits_of(p) + (np.int32(n) << np.int32(23)))
+    return float_of(bits_of(p) + (np.int32(n) << np.int32(23)))

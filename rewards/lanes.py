@@ -6,19 +6,9 @@ to two units in the last place over the range that the formula gives them: exp u
 
 from typing import Any
 
-import llvmlite.binding
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import extending, types
 
-# Numba halves the vectors of CPUs that are slow at wide ones at other work, and takes some new CPUs for older ones.
-config: Any = numba.config
-config.CPU_NAME = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
-
-inline = numba.njit(inline="always")
-intrinsic: Any = extending.intrinsic
+from jaxllm.simd import bits_of, float_of, inline
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _LOWEST = np.float32(-87.33654)  # below, the result is no normal float32: it becomes 0, as on most vector units
@@ -31,22 +21,6 @@ _LOG = (  # from the highest power down
     np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1), np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1),
     np.float32(3.3333331174e-1),
 )  # fmt: skip
-
-
-@intrinsic
-def _to_float(typing: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def _to_bits(typing: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
 
 
 @inline
@@ -83,7 +57,7 @@ def exp(x: Any) -> Any:
     for i in range(1, 6):
         value = value * rest + _EXP[i]
     value = value * rest * rest + rest + _ONE
-    value = value * _to_float((np.int32(power) + _BIAS) << _MANTISSA)
+    value = value * float_of((np.int32(power) + _BIAS) << _MANTISSA)
     return value if x >= _LOWEST else _ZERO
 
 
@@ -91,9 +65,9 @@ def exp(x: Any) -> Any:
 def log1p(x: Any) -> Any:
     """log(1 + x) for x >= 0: the exponent's share, a polynomial of the rest, and what rounding 1 + x lost."""
     whole = x + _ONE
-    bits = _to_bits(whole)
+    bits = bits_of(whole)
     power = (bits - _ROOT_HALF) >> _MANTISSA
-    rest = _to_float(bits - (power << _MANTISSA)) - _ONE
+    rest = float_of(bits - (power << _MANTISSA)) - _ONE
     lost = (x - (whole - _ONE)) / whole
     value = _LOG[0]
     for i in range(1, 9):

@@ -1,0 +1,36 @@
+"""What compiled CPU loops share: Numba set up for the CPU's widest vectors, and the bits of a float32."""
+
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+from numba import extending, types
+
+# Numba halves the vectors of CPUs that are slow at wide ones at other work, and takes some new CPUs for older ones.
+config: Any = numba.config
+config.CPU_NAME = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+
+inline = numba.njit(inline="always")
+intrinsic: Any = extending.intrinsic
+
+
+@intrinsic
+def float_of(typing: Any, bits: Any) -> Any:
+    """The float32 of an int32's bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def bits_of(typing: Any, x: Any) -> Any:
+    """The bits of a float32 as an int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
