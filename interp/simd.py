@@ -4,19 +4,19 @@ LLVM turns the loops into whatever vectors the CPU has. `loop` compiles them wit
 vectors need; no operand may be NaN. Masks and `rint` are LLVM instructions of their own, so reordering cannot touch them.
 """
 
+import sys
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from jaxllm.simd import bits_of, float_of, inline, intrinsic
+from jaxllm.simd import bits_of, float_of, inline, intrinsic, loops
 
 LANES = 64  # bits of a mask
 
-loop = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz", "nnan", "arcp"})
+loop = loops(sys.modules[__name__], fastmath={"reassoc", "contract", "nsz", "nnan", "arcp"})
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 

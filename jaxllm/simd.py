@@ -1,5 +1,10 @@
-"""What compiled CPU loops share: Numba set up for the CPU's widest vectors, and the bits of a float32."""
+"""What compiled CPU loops share: Numba set up for the CPU's widest vectors, a cache that is never stale, bits of a float32."""
 
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import llvmlite.binding
@@ -14,6 +19,22 @@ config.CPU_FEATURES = config.CPU_FEATURES or f"{llvmlite.binding.get_host_cpu_fe
 
 inline = numba.njit(inline="always")
 intrinsic: Any = extending.intrinsic
+
+
+def loops(*parts: ModuleType, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """A decorator that compiles loops which run without the GIL and are kept on disk; ``options`` are those of `numba.njit`.
+
+    Numba trusts what is on disk by the date of the loop's own file alone. Here its name tells the sources of the modules
+    ``parts`` as well, which are compiled into it.
+    """
+    files = [Path(str(part.__file__)) for part in (sys.modules[__name__], *parts)]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+    def compile(function: Callable[..., None]) -> Any:
+        function.__qualname__ = f"{function.__name__}_{digest}"
+        return numba.njit(nogil=True, cache=True, **options)(function)
+
+    return compile
 
 
 @intrinsic

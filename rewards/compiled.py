@@ -5,28 +5,20 @@ numbers stay in registers. The source is the same `rewards.formula`; only exp an
 """
 
 import functools
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
+from jaxllm.simd import inline, loops
 from rewards import formula, lanes
 
 ROWS = 1 << 16  # of a piece of work; enough of them keep all cores busy until the end
 
-_terms, _total = formula.define(lanes, lanes.inline)
-# Numba keeps compiled loops on disk by the date of this file alone; the name tells the sources of what is compiled into them.
-_SOURCES = hashlib.sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in (formula, lanes))).hexdigest()[:12]
-
-
-def _loop(function: Callable[..., None]) -> Any:
-    function.__qualname__ = f"{function.__name__}_{_SOURCES}"
-    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})(function)
+_terms, _total = formula.define(lanes, inline)
+_loop = loops(formula, lanes, error_model="numpy", fastmath={"contract"})
 
 
 # Rows are flat: a loop over [i, j] would not know how far apart they are, and load number by number.
