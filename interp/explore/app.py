@@ -138,13 +138,15 @@ class _Handlers:
     async def decodes(self, request: Request) -> Response:
         from interp.explore import brain
 
-        return await self._with_model(request, "decodes", lambda *n: brain.decodes(*n[:1], self.explorer.atlas, *n[1:]))
+        return await self._with_model(request, "decodes", lambda model, *n: brain.decodes(model, self.explorer.atlas, *n))
 
     async def natural(self, request: Request) -> Response:
         from interp.explore import brain
 
         site = request.query_params.get("site", "up")
-        return await self._with_model(request, f"natural {site}", lambda *n: brain.natural(*n, site))
+        return await self._with_model(
+            request, f"natural {site}", lambda model, layer, neuron: brain.natural(model, layer, neuron, site)
+        )
 
     async def contexts(self, request: Request) -> Response:
         from interp.explore import brain
@@ -152,7 +154,9 @@ class _Handlers:
         text = self.explorer.text
         if text is None:
             raise UserError("there is no text; start the explorer with --text")
-        return await self._with_model(request, "contexts", lambda *n: brain.contexts(*n, text))
+        return await self._with_model(
+            request, "contexts", lambda model, layer, neuron: brain.contexts(model, layer, neuron, text)
+        )
 
     async def _with_model(self, request: Request, what: str, make: Callable[..., Any]) -> Response:
         """A kept answer about a neuron, or one that the model makes in its turn."""

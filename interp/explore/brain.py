@@ -62,7 +62,7 @@ def decodes(brain: Brain, atlas: Atlas, layer: int, neuron: int) -> dict[str, An
         "gate": [list(zip(ids.tolist(), p.tolist(), strict=True)) for ids, p in zip(*gate, strict=True)],
         "down": [list(zip(pole.ids, pole.probabilities, strict=True)) for pole in found.down],
     }
-    shown = {
+    shown: dict[str, list[Any]] = {
         site: [[[atlas.tokens.display[i], p] for i, p in pole] for pole in both] if _finite(both) else [[], []]
         for site, both in poles.items()
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-Table = tuple[str, Sequence[str], list[Sequence[Any]]]  # heading, names of the columns, rows
+Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]  # heading, names of the columns, rows
 
 
 def csv_of_matches(found: dict[str, Any]) -> str:
@@ -125,12 +125,12 @@ def tables_of_neuron(
     plus, minus = neuron["poles"]
     blank = {"display": "", "probability": ""}
     longest = max(len(plus["tokens"]), len(minus["tokens"]))
-    pairs = [[(pole["tokens"] + [blank] * longest)[i] for pole in (plus, minus)] for i in range(longest)]
+    both = [[(pole["tokens"] + [blank] * longest)[i] for pole in (plus, minus)] for i in range(longest)]
     tables: list[Table] = [
         (
             "Both poles",
             ("+", "p", "−", "p"),
-            [(a["display"], a["probability"], b["display"], b["probability"]) for a, b in pairs],
+            [(a["display"], a["probability"], b["display"], b["probability"]) for a, b in both],
         ),
         (
             "Statistics",
@@ -141,15 +141,15 @@ def tables_of_neuron(
     ]
     if decodes:
         for site, (up, down) in decodes["decodes"].items():
-            rows = [(a, p, b, q) for (a, p), (b, q) in zip(up, down, strict=False)]
-            tables.append((f"Decode of its {site} vector", ("+", "p", "−", "p"), rows))
+            pairs = [(a, p, b, q) for (a, p), (b, q) in zip(up, down, strict=False)]
+            tables.append((f"Decode of its {site} vector", ("+", "p", "−", "p"), pairs))
     if near:
         rows = [(f"L{n['layer']}/N{n['neuron']}", n["cosine"], "  ".join(t["display"] for t in n["tokens"])) for n in near]
         tables.append(("Nearest neighbours", ("neuron", "cosine", "top tokens"), rows))
     if contexts:
         for name in ("highest", "lowest"):
-            rows = [(c["value"], c["line"], "".join(_marked(c))) for c in contexts[name]]
-            tables.append((f"Contexts, {name} values", ("value", "line", "text"), rows))
+            places = [(c["value"], c["line"], "".join(_marked(c))) for c in contexts[name]]
+            tables.append((f"Contexts, {name} values", ("value", "line", "text"), places))
     return tables
 
 

@@ -70,7 +70,7 @@ async function start() {
   $("name").textContent = `${facts.model.name} · ${facts.layers.length} × ${facts.model.neurons.toLocaleString("en")} neurons`;
   document.querySelector("[data-view=playground]").hidden = !facts.playground;
   document.querySelector("[data-view=compare]").hidden = !facts.compare;
-  search.listen(facts, route);
+  search.listen(facts);
   addEventListener("hashchange", route);
   addEventListener("keydown", keys);
   addEventListener("scroll", () => tip(null), { passive: true });

@@ -6,10 +6,11 @@ import { $, NAMES, POLES, arrows, definitions, element, neuronFrom, neuronHref, 
 let facts, asking = null, box = null, last = "";
 
 /** The box in the bar, which works in every view. */
-export function listen(given, route) {
+export function listen(given) {
   facts = given;
+  const now = () => ({ q: $("query").value, by: $("by").value === "word" ? "" : $("by").value, pole: box ? place().asked.pole : "" });
   const typed = () => {
-    const asked = { q: $("query").value, by: $("by").value === "word" ? "" : $("by").value, pole: box ? place().asked.pole : "" };
+    const asked = now();
     if (place().view === "search" && box) {
       stay("search", asked);
       find(asked);
@@ -17,6 +18,7 @@ export function listen(given, route) {
       go("search", asked);
     }
   };
+  if ($("query").value && place().view === "search" && !place().asked.q) stay("search", now()); // typed before the page was ready
   $("query").addEventListener("input", typed);
   $("by").addEventListener("change", typed);
   $("search").addEventListener("submit", (event) => {
