@@ -35,7 +35,7 @@ test: venv browser ## every test
 	$(BIN)/python -m pytest
 
 bench: venv ## every benchmark that this machine can run; benchmarks/README.md tells how to read them
-	@set -e; for name in dispatch generate neuron_map clamp; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	@set -e; for name in dispatch generate neuron_map clamp acts drift explore_search reward_throughput; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 lint: venv ## style, format and types
 	$(BIN)/ruff check .

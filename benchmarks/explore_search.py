@@ -19,7 +19,7 @@ from interp.explore import index as inverted
 from interp.explore import search
 
 CLAIM = 50.0  # ms
-REPEATS = 7
+REPEATS = 25
 K = 16
 TYPED = ("d", "do", "dog", "dogs", "water", " Water", "L12/N345", "zzzz")
 EXACT = (" dog", "dog", "#7", "")

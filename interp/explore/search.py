@@ -43,7 +43,7 @@ class Words:
     table: pa.Array  # the same
     folded: list[str]  # of the tokens that have one, ascending
     ids: np.ndarray  # [len(folded)] their ids
-    exact: dict[str, list[int]]  # text -> ids
+    exact: dict[str, tuple[int, ...]]  # text -> ids; tuples, which the garbage collector does not visit
     group: np.ndarray  # [V]
 
 
@@ -63,9 +63,9 @@ def words(atlas: Atlas) -> Words:
     text = [_text(data, display) for data, display in zip(tokens.data, tokens.display, strict=True)]
     folded = [fold(data) if data else display.casefold() for data, display in zip(tokens.data, tokens.display, strict=True)]
     pairs = sorted((word, i) for i, word in enumerate(folded) if word)
-    exact: dict[str, list[int]] = {}
+    exact: dict[str, tuple[int, ...]] = {}
     for i, item in enumerate(text):
-        exact.setdefault(item, []).append(i)
+        exact[item] = (*exact.get(item, ()), i)
     ids = np.array([i for _, i in pairs], np.int64)
     return Words(text, pa.array(text, pa.large_string()), [word for word, _ in pairs], ids, exact, tokens.group)
 
@@ -94,7 +94,7 @@ def ask(vocabulary: Words, uses: np.ndarray, text: str, by: str) -> Asked:
     if by == "regex":
         return Asked(matching(vocabulary, text), False, None, [])
     if by == "token":
-        ids = vocabulary.exact.get(text, [])
+        ids = vocabulary.exact.get(text, ())
         return Asked(np.array(ids, np.int64), True, None if ids else "No token is exactly this.", [])
     key = text.lstrip(" ").casefold()
     if not key:
