@@ -12,9 +12,10 @@ Within a block the sites are, in the order in which clamps act::
 """
 
 import dataclasses
+import functools
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import flax.struct
@@ -206,6 +207,26 @@ def acting(clamp: Clamp | None, tokens: jax.Array, positions: jax.Array, prompt_
         low=when("floor", value, -jnp.inf),
         high=when("ceil", value, jnp.inf),
     )
+
+
+def in_layer(
+    now: Acting | None, layer: Any, function: Callable[..., tuple[jax.Array, ...]], *values: jax.Array
+) -> tuple[jax.Array, ...]:
+    """``function(clamped, *values)``, where ``clamped(site, values)`` puts the clamps of ``layer`` on a site's values.
+
+    A layer without any takes the plain way: a step of generation is made of many small operations, and those of a clamp count.
+    """
+
+    def clamped(site: str, values: jax.Array) -> jax.Array:
+        return apply(now, site, values, layer)
+
+    def plain(_: str, values: jax.Array) -> jax.Array:
+        return values
+
+    if now is None:
+        return function(plain, *values)
+    here = jnp.any(now.layer == layer)
+    return jax.lax.cond(here, functools.partial(function, clamped), functools.partial(function, plain), *values)
 
 
 def apply(now: Acting | None, site: str, values: jax.Array, layer: Any) -> jax.Array:

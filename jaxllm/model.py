@@ -133,15 +133,17 @@ class MLP(nnx.Module):
     def __call__(
         self, x: jax.Array, ctx: Context, layer: jax.typing.ArrayLike, recorded: Recorded | None
     ) -> tuple[jax.Array, Recorded | None]:
-        def clamped(site: str, values: jax.Array) -> jax.Array:
-            return clamps.apply(ctx.clamp, site, values, layer)
-
-        gate = clamped("gate_pre", self.gate_proj(x))
-        up = clamped("up", self.up_proj(x))
-        hidden = clamped("product", clamped("gate_act", jax.nn.silu(gate)) * up)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate, up, hidden = clamps.in_layer(ctx.clamp, layer, _activate, gate, up)
         if ctx.record is not None and recorded is not None:
             recorded = records.fill(recorded, ctx.record, layer, gate, up, hidden)
         return self.down_proj(constrain(hidden, "batch", "length", "mlp", mesh=ctx.mesh)), recorded
+
+
+def _activate(clamped: Callable[[str, jax.Array], jax.Array], gate: jax.Array, up: jax.Array) -> tuple[jax.Array, ...]:
+    """The gate's projection, up's, and what the down-projection reads, ``[B, T, F]`` each, each passed through ``clamped``."""
+    gate, up = clamped("gate_pre", gate), clamped("up", up)
+    return gate, up, clamped("product", clamped("gate_act", jax.nn.silu(gate)) * up)
 
 
 class Block(nnx.Module):
