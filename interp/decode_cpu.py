@@ -7,9 +7,7 @@ has many rows, because XLA packs the head's part anew for every product, and few
 
 import ctypes
 import functools
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,9 +17,10 @@ from jax import lax
 
 from interp.prepared import Sums, Vocabulary
 from interp.simd import LANES, above, exp, loop, maximum, trailing_zeros, widen
+from jaxllm.simd import cores, threads
 
 ROWS, COLUMNS = 768, 4096  # of a tile, at most; measured: see benchmarks/README.md
-HEAD_BYTES, FEWEST_COLUMNS = 16 << 20, 1024  # a tile's part of the head stays in the cache, unless that makes it too narrow
+HEAD_BYTES, FEWEST_COLUMNS = 16 << 20, 1024  # of a tile's part of the head; wide heads gain from narrow tiles
 FEWEST_ROWS = 128  # below which a product is a matter of reading the head
 HELD_SHAPES = 4  # of logits whose memory a thread keeps: full and last tiles of full and last blocks
 NOTHING = np.float32(-np.inf)
@@ -73,18 +72,8 @@ def sums(rows: np.ndarray, vocabulary: Vocabulary, mean: np.ndarray | None, *, k
 
     blocks = -(-N // min(ROWS, max(FEWEST_ROWS, -(-N // cores()))))
     bounds = [N * i // blocks for i in range(blocks + 1)]
-    list(_pool().map(add_block, map(slice, bounds[:-1], bounds[1:])))
+    list(threads().map(add_block, map(slice, bounds[:-1], bounds[1:])))
     return out
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), thread_name_prefix="decode")
 
 
 def _logits(rows: jax.Array, tile: jax.Array) -> np.ndarray:
@@ -101,7 +90,7 @@ def _logits(rows: jax.Array, tile: jax.Array) -> np.ndarray:
 
 @functools.partial(jax.jit, donate_argnames="spare", keep_unused=True)
 def _multiply(rows: jax.Array, tile: jax.Array, spare: jax.Array) -> jax.Array:
-    """Logits in the memory of ``spare``: fresh memory costs a page fault every 4 kB."""
+    """Logits in the memory of ``spare``: fresh memory made some products much slower."""
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(rows, tile, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)
 

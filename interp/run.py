@@ -355,8 +355,9 @@ def _rows_per_call() -> int:
     if jax.default_backend() != "cpu":
         return ROWS_PER_CALL
     from interp import decode_cpu
+    from jaxllm.simd import cores
 
-    return decode_cpu.ROWS * decode_cpu.cores()
+    return decode_cpu.ROWS * cores()
 
 
 def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:

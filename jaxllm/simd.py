@@ -1,8 +1,11 @@
-"""What compiled CPU loops share: Numba set up for the CPU's widest vectors, a cache that is never stale, bits of a float32."""
+"""What compiled CPU loops share: Numba set up for wide vectors, a cache that is never stale, threads, a float32's bits."""
 
+import functools
 import hashlib
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +38,17 @@ def loops(*parts: ModuleType, **options: Any) -> Callable[[Callable[..., None]],
         return numba.njit(nogil=True, cache=True, **options)(function)
 
     return compile
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def threads() -> ThreadPoolExecutor:
+    """One for each core. Loops of `loops` run in them at the same time; such a loop must not wait for another."""
+    return ThreadPoolExecutor(cores(), thread_name_prefix="loops")
 
 
 @intrinsic

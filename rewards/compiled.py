@@ -4,15 +4,12 @@ NumPy's way, an array operation at a time, holds Python's lock between operation
 numbers stay in registers. The source is the same `rewards.formula`; only exp and log1p are those of `rewards.lanes`.
 """
 
-import functools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from jaxllm.simd import inline, loops
+from jaxllm.simd import inline, loops, threads
 from rewards import formula, lanes
 
 ROWS = 1 << 16  # of a piece of work; enough of them keep all cores busy until the end
@@ -77,9 +74,4 @@ def _in_pieces(piece: Callable[[int, int], None], N: int) -> None:
         return
     piece(0, ROWS)  # compiles on this thread, once
     # list() waits, and raises here what a thread raised.
-    list(_threads().map(lambda start: piece(start, min(start + ROWS, N)), starts[1:]))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="rewards")
+    list(threads().map(lambda start: piece(start, min(start + ROWS, N)), starts[1:]))

@@ -92,8 +92,10 @@ COMMANDS: dict[str, type[Any]] = {"compare": Compare}
 
 
 def _tables(comparison: "Comparison", tokens: "Tokens", limit: int) -> list[Any]:
+    from jaxllm.cli import console
+
     overall, weights = comparison.overall, comparison.weights
-    table = _table(f"{comparison.names[0]} and {comparison.names[1]}", "", "value", "95 %", "rows")
+    table = console.table(f"{comparison.names[0]} and {comparison.names[1]}", "", "value", "95 %", "rows")
     for label, rate in (
         ("same top token", overall.match),
         ("same but for leading space and case", overall.match_group),
@@ -135,9 +137,11 @@ def _remarks(comparison: "Comparison") -> list[str]:
 
 
 def _layers(comparison: "Comparison") -> Any:
+    from jaxllm.cli import console
+
     cosines = [f"{m.value:.6f}" for m in comparison.weights.row_cos_by_layer] if comparison.weights else []
     columns = ["same", "95 %", "but for spelling", "ambiguous", "left out", "chance", "overlap", "rbo"]
-    table = _table("By layer", "layer", *columns, *["cosine"] * bool(cosines))
+    table = console.table("By layer", "layer", *columns, *["cosine"] * bool(cosines))
     for i, a in enumerate(comparison.by_layer):
         left_out = a.degenerate + a.nonfinite + a.unmatched
         first = [str(a.layer), *_rate(a.match)[:2], f"{a.match_group.share:.2%}", f"{a.ambiguous.total:,}", f"{left_out:,}"]
@@ -146,15 +150,19 @@ def _layers(comparison: "Comparison") -> Any:
 
 
 def _margins(comparison: "Comparison") -> Any:
-    table = _table("By the first map's margin, in tenths", "logits above the second token", "same", "95 %", "rows")
+    from jaxllm.cli import console
+
+    table = console.table("By the first map's margin, in tenths", "logits above the second token", "same", "95 %", "rows")
     for part in comparison.deciles:
         table.add_row(f"{part.low:.3g} to {part.high:.3g}", *_rate(part.match))
     return table
 
 
 def _attribution(comparison: "Comparison") -> Any:
+    from jaxllm.cli import console
+
     assert comparison.weights is not None
-    table = _table(
+    table = console.table(
         f"What changes the top token, of {comparison.weights.parts[0].alone.total:,} neurons drawn at random",
         *("part", "changed by it alone", "95 %", "changed by the others", "95 %", "share of the change"),
     )
@@ -165,7 +173,9 @@ def _attribution(comparison: "Comparison") -> Any:
 
 
 def _words(comparison: "Comparison", tokens: "Tokens", count: int = 10) -> Any:
-    table = _table("Words that label more neurons, and fewer", "gained", "before", "after", "lost", "before", "after")
+    from jaxllm.cli import console
+
+    table = console.table("Words that label more neurons, and fewer", "gained", "before", "after", "lost", "before", "after")
     gained = [word for word in comparison.labels[:count] if word.after > word.before]
     lost = [word for word in comparison.labels[: -count - 1 : -1] if word.after < word.before]
     for i in range(max(len(gained), len(lost))):
@@ -179,10 +189,13 @@ def _words(comparison: "Comparison", tokens: "Tokens", count: int = 10) -> Any:
 
 def _changed(comparison: "Comparison", tokens: "Tokens", limit: int) -> Any:
     from interp.compare_files import changed_rows
+    from jaxllm.cli import console
 
     total = len(comparison.changed.layer)
     title = f"Changed neurons: {total:,}, by the margin that they had" + (f"; the first {limit}" if total > limit else "")
-    table = _table(title, "neuron", "old token", "new token", "margin", "new margin", "old token's place now", "moved by")
+    table = console.table(
+        title, "neuron", "old token", "new token", "margin", "new margin", "old token's place now", "moved by"
+    )
     for row in changed_rows(comparison, tokens, limit):
         place = "not stored" if row["old_place"] < 0 else str(row["old_place"] + 1)
         words = row["old"]["display"], row["new"]["display"]
@@ -201,13 +214,3 @@ def _mean(mean: "Mean") -> tuple[str, str, str]:
     if not mean.count:
         return "", "", "0"
     return f"{mean.value:.6f}", f"{mean.low:.6f} to {mean.high:.6f}", f"{mean.count:,}"
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

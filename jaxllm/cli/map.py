@@ -165,7 +165,7 @@ class Show:
         for part in _neuron_tables(neuron):
             console.stdout().print(part)
         if near is not None:
-            table = _table("Nearest neighbours", "neuron", "cosine", f"top tokens along the {neuron.better_pole} pole")
+            table = console.table("Nearest neighbours", "neuron", "cosine", f"top tokens along the {neuron.better_pole} pole")
             for other in near:
                 table.add_row(f"L{other.layer}/N{other.neuron}", f"{other.cosine:+.3f}", _label(other.tokens))
             console.stdout().print(table)
@@ -256,8 +256,9 @@ def _print_summary(atlas: "Atlas", decoded: int, times: dict[str, float]) -> Non
 def _ranking_table(atlas: "Atlas", ranking: "Ranking") -> Any:
     from interp.query import POLES, pole_tokens
     from interp.ranking import RANKINGS
+    from jaxllm.cli import console
 
-    table = _table(
+    table = console.table(
         f"Best by {ranking.name}: {RANKINGS[ranking.name]}", "neuron", "pole", "p", "coherence", "sigmas", "top tokens"
     )
     for position, neuron, pole in ranking.top(SHOWN_NEURONS):
@@ -270,9 +271,10 @@ def _ranking_table(atlas: "Atlas", ranking: "Ranking") -> Any:
 
 def _layers_table(atlas: "Atlas", ranking: "Ranking") -> Any:
     from interp.stats import layer_counts
+    from jaxllm.cli import console
 
     title = "Neurons above the control: a pole scores higher than 99 % of the random rows of its layer"
-    table = _table(title, "layer", "neurons", "share", "by chance", "sigmas and coherence", "by chance", "")
+    table = console.table(title, "layer", "neurons", "share", "by chance", "sigmas and coherence", "by chance", "")
     counts = layer_counts(atlas, ranking)
     widest = max(max(c.above_control for c in counts), 1)
     for c in counts:
@@ -283,7 +285,9 @@ def _layers_table(atlas: "Atlas", ranking: "Ranking") -> Any:
 
 
 def _matches_table(matches: "list[Match]") -> Any:
-    table = _table("", "neuron", "pole", "p", "place", "top tokens")
+    from jaxllm.cli import console
+
+    table = console.table("", "neuron", "pole", "p", "place", "top tokens")
     for m in matches:
         table.add_row(f"L{m.layer}/N{m.neuron}", m.pole, f"{m.probability:.4f}", str(m.place + 1), _label(m.tokens))
     return table
@@ -301,13 +305,15 @@ def _print_csv(matches: "list[Match]") -> None:
 
 
 def _neuron_tables(neuron: "Neuron") -> list[Any]:
+    from jaxllm.cli import console
+
     places = ", ".join(f"{place:,} by {name}" for name, place in neuron.places.items())
     heading = f"L{neuron.layer}/N{neuron.neuron}: place {places}; better pole {neuron.better_pole}"
-    tokens = _table("", "+", "p", "-", "p")
+    tokens = console.table("", "+", "p", "-", "p")
     plus, minus = (pole.tokens for pole in neuron.poles)
     for a, b in zip(plus, minus, strict=True):
         tokens.add_row(a.display, f"{a.probability:.4f}", b.display, f"{b.probability:.4f}")
-    statistics = _table("Statistics", "", "+", "in layer", "in control", "-", "in layer", "in control")
+    statistics = console.table("Statistics", "", "+", "in layer", "in control", "-", "in layer", "in control")
     for name, first in neuron.poles[0].statistics.items():
         cells = [cell for s in (first, neuron.poles[1].statistics[name]) for cell in _standing(s)]
         statistics.add_row(name, *cells)
@@ -324,13 +330,3 @@ def _standing(standing: Any) -> tuple[str, str, str]:
 
 def _label(tokens: "tuple[Token, ...]") -> str:
     return "  ".join(token.display for token in tokens[:SHOWN_TOKENS]) or "(no label)"
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
