@@ -6,26 +6,15 @@ from pathlib import Path
 
 import jax
 import pytest
+from tiny import WORDS as CONFIG
 
 from interp import panel, panel_report
 from interp.panel import Options, Panel
 from jaxllm import params as params_lib
 from jaxllm import save
-from jaxllm.config import Config
 from jaxllm.load import open_checkpoint
 from jaxllm.tokenizer import Tokenizer
 
-CONFIG = Config(
-    hidden_size=24,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=12,
-    vocab_size=49152,
-    max_position_embeddings=512,
-    tie_word_embeddings=True,
-)
 DOG, CALIFORNIA = (1, 3), (0, 5)
 TURNED = 8  # rows of the second model's first layer that point the other way
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import WORDS as CONFIG
 
 from interp import prompts as prompt_lists
 from interp import sweep_files
@@ -19,23 +20,11 @@ from interp.sweep import Dose, Sweep, rows_of, sweep
 from interp.written import written
 from jaxllm import params as params_lib
 from jaxllm.clamp import NeuronClamp, make_clamp
-from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.generate import generate
 from jaxllm.logprobs import sequence_logprobs
 from jaxllm.tokenizer import Tokenizer
 
-CONFIG = Config(
-    hidden_size=24,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=12,
-    vocab_size=49152,
-    max_position_embeddings=512,
-    tie_word_embeddings=True,
-)
 NEURON = (1, 7)
 CONCEPT = (3000, 3001)
 VALUES = (-40.0, 0.0, 40.0)

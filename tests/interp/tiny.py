@@ -23,6 +23,17 @@ CONFIG = Config(
     max_position_embeddings=64,
     tie_word_embeddings=False,
 )
+WORDS = Config(
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=12,
+    vocab_size=49152,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+)  # with the vocabulary of SmolLM2's tokenizer
 
 Weights = dict[str, np.ndarray]  # Hugging Face name -> array
 
