@@ -233,7 +233,7 @@ class _Run:
     def _launch(
         self, rows: np.ndarray, length: np.ndarray, layer: int, *, padded: bool
     ) -> tuple[Decoded, np.ndarray, np.ndarray]:
-        """Starts the decode of a few rows; an accelerator runs it meanwhile. Arrays, flags [n] and lengths of directions [n]."""
+        """Starts the decode of rows; an accelerator runs it meanwhile. Arrays, flags [n] and lengths of directions [n]."""
         nonfinite, zero = ~np.isfinite(length), length == 0
         rows = np.where((nonfinite | zero)[:, None], rows.dtype.type(0), rows)
         w = directions(self.checkpoint, self.head, self.settings, rows, layer)
