@@ -1,0 +1,166 @@
+"""The bookkeeping that all environments have in common: steps, limits, refused actions, the end, and saves by replay."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from envs.actions import check
+from envs.api import Action, Env, EnvSpec, Invalid, LostError, Obs, StepResult, Task
+from envs.digest import digest
+from jaxllm.errors import UserError
+
+MAX_FAILURES = 3  # actions refused in a row, after which an episode is truncated
+SAVE_VERSION = 1
+
+
+class BaseEnv(Env):
+    """An environment of which a family writes `_reset`, `_act` and `_state`, and `close` if there is something to free.
+
+    `finished` and `call_user` end the episode through `_finish`. Saving is by replay: a save holds the task, the seed, the
+    actions and the digest that must come out.
+    """
+
+    def __init__(self, spec: EnvSpec, options: Mapping[str, Any] | None = None):
+        self.spec = spec
+        self.options = dict(options or {})  # what `envs.make` was given, so that a save can name it
+        self._over = True
+        self._begin(None, 0)
+
+    # What a family writes.
+
+    def _reset(self, task: Task | None, seed: int) -> Obs:
+        """Sets the episode up; returns the first observation (its `step` is filled in by the caller)."""
+        raise NotImplementedError
+
+    def _act(self, action: Action) -> StepResult:
+        """Does one valid action. `truncated` by the step limit, `obs.step` and ``effect`` are filled in by the caller."""
+        raise NotImplementedError
+
+    def _state(self) -> dict[str, Any]:
+        """The verifier's view, without the count of steps."""
+        raise NotImplementedError
+
+    def _observe(self) -> Obs:
+        """The present observation, for a step that changed nothing."""
+        return self._last
+
+    def _finish(self, action: Action) -> StepResult:
+        """The agent declared the end by `finished` or `call_user`. By default that earns nothing."""
+        return StepResult(self._observe(), 0.0, True, False, {})
+
+    def close(self) -> None:
+        """Nothing to free by default."""
+
+    # What everybody calls.
+
+    def reset(self, task: Task | None = None, seed: int = 0) -> Obs:
+        """See `Env.reset`."""
+        self._begin(task, seed)
+        self._last = self._stamped(self._reset(task, seed))
+        self._digest = digest(self._state())
+        self._over = False
+        return self._last
+
+    def step(self, action: Action | Invalid) -> StepResult:
+        """See `Env.step`."""
+        if self._over:
+            return StepResult(self._last, 0.0, False, False, {"error": "episode_over", "message": "reset first"})
+        begun = time.perf_counter()
+        refused = action if isinstance(action, Invalid) else check(action, self.spec)
+        self._log.append(action)
+        self._steps += 1
+        if isinstance(refused, Invalid):
+            self._failures += 1
+            result = StepResult(self._observe(), 0.0, False, False, {"error": refused.error, "message": refused.message})
+        else:
+            self._failures = 0
+            result = (self._finish if refused.name in ("finished", "call_user") else self._act)(refused)
+            if not math.isfinite(result.reward):
+                raise ValueError(f"{self.spec.name}: a reward of {result.reward}")
+        before, self._digest = self._digest, digest(self._state())
+        effect = "unchanged" if self._digest == before else "changed"
+        self._stuck = self._stuck + 1 if effect == "unchanged" and len(self._log) > 1 and self._log[-2] == action else 0
+        info = {"effect": effect, "stuck_steps": self._stuck, **result.info}
+        truncated = result.truncated
+        if not result.terminated and self._failures >= MAX_FAILURES:
+            truncated, info["status"] = True, "FAILED_TASK"
+        elif not result.terminated and self._steps >= self.spec.max_steps:
+            truncated, info["status"] = True, info.get("status", "MAX_STEPS")
+        self._return += float(result.reward)
+        self._over = result.terminated or truncated
+        if self._over:
+            info.setdefault("success", self._return >= self.spec.success)
+        info["latency"] = time.perf_counter() - begun
+        self._last = self._stamped(result.obs)
+        return StepResult(self._last, float(result.reward), result.terminated, truncated, info)
+
+    def state(self) -> dict[str, Any]:
+        """See `Env.state`."""
+        return {**self._state(), "step": self._steps}
+
+    def save(self) -> bytes:
+        """See `Env.save`."""
+        if "save" not in self.spec.supports:
+            raise UserError(f"{self.spec.name} can't be saved")
+        task = self._task and {"id": self._task.id, "instruction": self._task.instruction, "data": dict(self._task.data)}
+        blob = {
+            "version": SAVE_VERSION,
+            "name": self.spec.name,
+            "options": self.options,
+            "task": task,
+            "seed": self._seed,
+            "actions": [encode(action) for action in self._log],
+            "digest": digest(self.state()),
+        }
+        return json.dumps(blob, sort_keys=True).encode()
+
+    def restore(self, blob: bytes) -> Obs:
+        """See `Env.restore`."""
+        try:
+            saved = json.loads(blob)
+            version, name = saved["version"], saved["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"this is no save of an environment ({type(error).__name__})") from error
+        if version != SAVE_VERSION or name != self.spec.name or saved["options"] != self.options:
+            raise UserError(
+                f"a save of {name} (version {version}, options {saved.get('options')}) can't be restored "
+                f"in {self.spec.name} (version {SAVE_VERSION}, options {self.options})"
+            )
+        self.reset(saved["task"] and Task(**saved["task"]), saved["seed"])
+        for action in saved["actions"]:
+            self.step(decode(action))
+        if (found := digest(self.state())) != saved["digest"]:
+            raise LostError(
+                f"{name}: the replay of {len(saved['actions'])} actions gives {found[:12]}, saved {saved['digest'][:12]}"
+            )
+        return self._last
+
+    def _begin(self, task: Task | None, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._steps = self._failures = self._stuck = 0
+        self._return = 0.0
+        self._log: list[Action | Invalid] = []
+        self._last = Obs()
+
+    def _stamped(self, obs: Obs) -> Obs:
+        return dataclasses.replace(obs, step=self._steps)
+
+
+def encode(action: Action | Invalid) -> dict[str, Any]:
+    """An action as JSON."""
+    if isinstance(action, Invalid):
+        return {"error": action.error, "message": action.message}
+    return {"name": action.name, "arguments": dict(action.arguments)}
+
+
+def decode(data: Mapping[str, Any]) -> Action | Invalid:
+    """An action from JSON, checked only in form: `envs.actions.check` does the rest. Raises UserError for another form."""
+    if isinstance(data, Mapping):
+        if isinstance(data.get("error"), str):
+            return Invalid(data["error"], str(data.get("message", "")))
+        if isinstance(data.get("name"), str) and isinstance(data.get("arguments", {}), Mapping):
+            return Action(data["name"], dict(data.get("arguments", {})))
+    raise UserError(f"an action is an object with a name and arguments, not {str(data)[:80]!r}")
