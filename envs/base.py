@@ -27,7 +27,14 @@ class BaseEnv(Env):
         self.spec = spec
         self.options = dict(options or {})  # what `envs.make` was given, so that a save can name it
         self._over = True
-        self._begin(None, 0)
+        self._task: Task | None = None
+        self._seed = 0
+        self._steps = 0
+        self._failures = 0  # actions refused in a row
+        self._stuck = 0  # repetitions of the last action that changed nothing
+        self._return = 0.0
+        self._log: list[Action | Invalid] = []
+        self._last = Obs()
 
     # What a family writes.
 
@@ -142,7 +149,7 @@ class BaseEnv(Env):
         self._task, self._seed = task, seed
         self._steps = self._failures = self._stuck = 0
         self._return = 0.0
-        self._log: list[Action | Invalid] = []
+        self._log = []
         self._last = Obs()
 
     def _stamped(self, obs: Obs) -> Obs:
