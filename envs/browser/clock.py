@@ -1,0 +1,233 @@
+"""The page's time, which moves only when it is told to: timers and dates by virtual time, drawing by frames.
+
+Virtual time stops dates and timers, but not animations and frame callbacks; those stand still only where frames come from the
+driver. `FrameClock` has both and stops the page entirely. `TimerClock`, for browsers without begin-frame control, has the first.
+"""
+
+import base64
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from envs.browser.errors import CrashedError, HungError
+from envs.browser.pipe import Pipe, RefusedError
+
+EPOCH = 1767225600  # 2026-01-01 00:00 UTC, in seconds: what a page takes for now when the browser opens
+FORMATS = {
+    "png": {"format": "png", "optimizeForSpeed": True},
+    "jpeg": {"format": "jpeg", "quality": 80, "optimizeForSpeed": True},
+}
+_NUDGE = 0.001  # ms by which a frame that only moves a call along is later than the one before
+_SHOT = 0.5  # ms after the last slice's end: the time of its screenshot, whatever calls were moved along before
+_MOMENT = 0.1  # s in which a call may answer without another frame
+_LOAD_SLICE = 5.0  # ms of virtual time granted at once while a page loads
+_STARVED = 10_000  # tasks that may run without time moving on, after which it is pushed: endless chains of zero delays
+_TERMINATED = 2.0  # seconds for a script to end once it is told to
+
+
+class Clock(Protocol):
+    """How the page's time moves and how it is drawn."""
+
+    granted: float  # ms of virtual time so far
+    freezes: bool  # whether animations and frame callbacks stand still between steps too
+
+    hangs: int  # how often the page's script was stopped because nothing answered
+
+    def start(self) -> None:
+        """Takes over the time of the page."""
+
+    def align(self, ms: float) -> None:
+        """Moves the frames' clock forward, to that of a new page. Frame times never go back."""
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """Lets the browser work, without page time, until something holds. Raises HungError, CrashedError."""
+
+    def complete(self, numbers: list[int], what: str) -> None:
+        """Lets the browser work off calls, such as input, that go on only as the page is drawn. Raises HungError, CrashedError."""
+
+    def advance(self, ms: float) -> None:
+        """Lets ``ms`` of page time pass. Raises HungError, CrashedError."""
+
+    def settle(self, loaded: Callable[[], bool], what: str) -> None:
+        """Lets as much page time pass as a page takes to load. Raises HungError, CrashedError."""
+
+    def screenshot(self, form: str) -> bytes:
+        """The page as an image file. Raises HungError, CrashedError."""
+
+
+class TimerClock:
+    """Virtual time alone.
+
+    Args:
+      pipe: to the browser.
+      patience: seconds without an answer after which the page's script is stopped, the first time; then the page is given up.
+      slice_ms: page time between two frames.
+    """
+
+    freezes = False
+
+    def __init__(self, pipe: Pipe, patience: float, slice_ms: float):
+        self.granted = 0.0
+        self.hangs = 0
+        self._pipe = pipe
+        self._patience = patience
+        self._slice = slice_ms
+        self._expired = True
+        self._policy = "pauseIfNetworkFetchesPending"
+        pipe.handlers["Emulation.virtualTimeBudgetExpired"] = self._expire
+
+    def start(self) -> None:
+        """See `Clock`."""
+        self._set_policy(policy="pause")
+
+    def align(self, ms: float) -> None:
+        """Frames come by themselves."""
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """See `Clock`."""
+        if self._patiently(done, self._patience):
+            return
+        self.hangs += 1
+        if self.hangs == 1:
+            self._pipe.post("Runtime.terminateExecution")
+            if self._patiently(done, _TERMINATED + self._patience / 4):
+                return
+        raise HungError(f"{what}: no answer in {self._patience:g} s")
+
+    def complete(self, numbers: list[int], what: str) -> None:
+        """See `Clock`."""
+        self.until(lambda: all(map(self._pipe.arrived, numbers)), what)
+        for number in numbers:
+            self._pipe.reply(number)
+
+    def advance(self, ms: float) -> None:
+        """See `Clock`."""
+        left = ms
+        while left > 1e-9:
+            step = min(self._slice, left)
+            self._grant(step)
+            left -= step
+
+    def settle(self, loaded: Callable[[], bool], what: str) -> None:
+        """See `Clock`."""
+        end = time.monotonic() + 2 * self._patience
+        while not loaded():
+            self._grant(_LOAD_SLICE)
+            if time.monotonic() > end:
+                raise HungError(f"{what}: not loaded in {2 * self._patience:g} s")
+
+    def screenshot(self, form: str) -> bytes:
+        """See `Clock`."""
+        number = self._pipe.send("Page.captureScreenshot", **FORMATS[form])
+        self.until(lambda: self._pipe.arrived(number), "a screenshot")
+        return base64.b64decode(self._pipe.reply(number)["data"])
+
+    def _patiently(self, done: Callable[[], bool], patience: float) -> bool:
+        return self._pipe.wait(done, patience)
+
+    def _expire(self, _: dict[str, Any]) -> None:
+        self._expired = True
+
+    def _grant(self, ms: float) -> None:
+        """Lets ``ms`` pass at once."""
+        self._expired = False
+        self._set_policy(policy="pauseIfNetworkFetchesPending", budget=ms)
+        if not self._patiently(lambda: self._expired, self._patience / 2):
+            # Time waits for a request that does not end: go on without it.
+            self._set_policy(policy="advance", budget=ms)
+            self.until(lambda: self._expired, f"{ms:g} ms of the page's time")
+        self.granted += ms
+
+    def _set_policy(self, **parameters: Any) -> dict[str, Any]:
+        if "budget" in parameters:
+            parameters["maxVirtualTimeTaskStarvationCount"] = _STARVED
+        number = self._pipe.send("Emulation.setVirtualTimePolicy", initialVirtualTime=EPOCH, **parameters)
+        self.until(lambda: self._pipe.arrived(number), "the page's clock")
+        return self._pipe.reply(number)
+
+
+class FrameClock(TimerClock):
+    """Virtual time, and frames that are drawn when they are asked for.
+
+    A slice of time first lets its timers run and then draws one frame, at the slice's end: the order is always the same.
+    """
+
+    freezes = True
+
+    def __init__(self, pipe: Pipe, patience: float, slice_ms: float):
+        super().__init__(pipe, patience, slice_ms)
+        self._tick = time.monotonic() * 1000 + 50  # the last frame's time, in ms of the browser's monotonic clock
+        self._due = self._tick  # the virtual time on that clock
+        self._flight = 0  # the call of the frame that has not come back; there is one at a time
+        self._drawn: dict[str, Any] = {}  # the reply to the last frame
+        self._image: tuple[str, bytes] | None = None
+
+    def probe(self, timeout: float) -> bool:
+        """Whether the browser draws a frame when asked."""
+        try:
+            self._pipe.call("HeadlessExperimental.beginFrame", timeout, frameTimeTicks=self._tick, noDisplayUpdates=True)
+        except (TimeoutError, RefusedError):
+            return False
+        return True
+
+    def start(self) -> None:
+        """See `Clock`."""
+        self.align(self._set_policy(policy="pause")["virtualTimeTicksBase"] - self._due)
+
+    def align(self, ms: float) -> None:
+        """See `Clock`."""
+        self._due = max(self._due + ms, self._tick)
+
+    def screenshot(self, form: str) -> bytes:
+        """See `Clock`."""
+        self._draw(self._due + _SHOT, 1.0, noDisplayUpdates=False, screenshot=FORMATS[form])
+        if data := self._drawn.get("screenshotData"):
+            self._image = form, base64.b64decode(data)
+        elif self._image is None or self._image[0] != form:
+            raise CrashedError("the browser drew a frame without an image")
+        return self._image[1]
+
+    def complete(self, numbers: list[int], what: str) -> None:
+        """See `Clock`."""
+        if not self._flight:
+            self._send_frame(self._tick, 1.0)
+        super().complete(numbers, what)
+
+    def _grant(self, ms: float) -> None:
+        super()._grant(ms)
+        self._due += ms
+        self._draw(self._due, ms)
+
+    def _patiently(self, done: Callable[[], bool], patience: float) -> bool:
+        """Calls such as input and loading go on only while frames come; they get them where a moment's wait is not enough."""
+        end = time.monotonic() + patience
+
+        def settled() -> bool:
+            self._land()
+            return done()
+
+        while not self._pipe.wait(settled, min(_MOMENT, end - time.monotonic())):
+            if time.monotonic() > end:
+                return False
+            if not self._flight:
+                self._send_frame(self._tick, 1.0)
+        return True
+
+    def _draw(self, at: float, interval: float, **parameters: Any) -> None:
+        """A frame at a time, waited for."""
+        self.until(lambda: not self._flight, "a frame")
+        self._send_frame(at, interval, **parameters)
+        self.until(lambda: not self._flight, "a frame")
+
+    def _send_frame(self, at: float, interval: float, **parameters: Any) -> None:
+        self._tick = max(self._tick + _NUDGE, at)
+        parameters.setdefault("noDisplayUpdates", True)
+        self._flight = self._pipe.send(
+            "HeadlessExperimental.beginFrame", frameTimeTicks=self._tick, interval=interval, **parameters
+        )
+
+    def _land(self) -> None:
+        """Takes the frame in flight, if it has come back."""
+        if self._flight and self._pipe.arrived(self._flight):
+            number, self._flight = self._flight, 0
+            self._drawn = self._pipe.reply(number)
