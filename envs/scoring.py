@@ -1,6 +1,6 @@
 """What episodes of games are worth, against people, or against the oracle and chance.
 
-One episode's score says little: games are scored by the mean over seeds, which is then normalised. A mean over a suite needs all
+One episode's score says little: games are scored by the mean over seeds, which is then normalised. A suite needs all
 of its games, normalised in the same way.
 """
 
@@ -42,7 +42,8 @@ class Reference:
         """A mean score in percent of the reference; above 100 where it is better, which is never clipped."""
         if self.human is not None:
             return 100 * score / self.human
-        assert self.random is not None and self.oracle is not None  # see __post_init__
+        assert self.random is not None
+        assert self.oracle is not None
         return 100 * (score - self.random) / (self.oracle - self.random)
 
 

@@ -474,7 +474,9 @@ def values(argument: Argument, points: st.SearchStrategy) -> st.SearchStrategy:
         "key": KEYS,
         "int": st.integers(-(2**63) if low is None else int(low), 2**63 - 1),
         "float": st.floats(low, high, allow_nan=False, allow_infinity=False),
-        "json": JSON if low is None else st.lists(st.floats(low, high) | st.integers(math.ceil(low), 1), max_size=4),
+        "json": JSON
+        if low is None
+        else st.lists(st.floats(low, high, allow_nan=False, allow_infinity=False) | st.integers(math.ceil(low), 1), max_size=4),
     }[argument.kind]
 
 

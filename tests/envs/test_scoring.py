@@ -91,7 +91,7 @@ def test_a_missing_game_makes_the_suite_incomplete():
 
 @pytest.mark.parametrize("played", [{"levels": "set 2", "budget": 100}, {"levels": "set 1", "budget": 200}])
 def test_a_reference_holds_for_its_levels_and_budget(played: dict):
-    with pytest.raises(UserError, match="measured on set 1 with 100 steps.*measure it anew"):
+    with pytest.raises(UserError, match=r"measured on set 1 with 100 steps.*measure it anew"):
         score_game([1.0], people(2.0), **played)
 
 
