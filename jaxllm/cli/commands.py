@@ -2,7 +2,8 @@
 
 A command is a frozen dataclass: its fields become arguments, the text below each field the help, and the first line of
 the docstring the line in ``jaxllm --help``. ``run`` does the work and imports what it needs inside, so that the listing
-stays fast. The modules themselves import nothing heavier than the standard library and ``tyro``.
+stays fast. A name may have two words, as in "envs list"; ``jaxllm envs`` lists those that share the first. The modules
+themselves import nothing heavier than the standard library and ``tyro``.
 """
 
 import importlib
@@ -16,6 +17,9 @@ GROUPS = {
     "Activations": "jaxllm.cli.acts",
     "Rewards": "jaxllm.cli.rewards",
     "Maps of rewards": "jaxllm.cli.reward_map",
+    "Environments": "jaxllm.cli.envs",
+    "Episodes": "jaxllm.cli.episodes",
+    "Step servers": "jaxllm.cli.servers",
     "Text": "jaxllm.cli.text",
     "Files": "jaxllm.cli.files",
 }

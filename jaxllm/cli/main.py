@@ -61,11 +61,17 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"jaxllm {runtime.version()}")
         return 0
-    name, *arguments = argv
     known = {name: command for group in commands.grouped().values() for name, command in group.items()}
+    first = argv[0]
+    family = [name for name in known if name.startswith(f"{first} ")]  # commands of two words that share the first
+    if family and (len(argv) == 1 or argv[1] in ("-h", "--help")):
+        print(listing(first))
+        return 0
+    words = 2 if family else 1
+    name, arguments = " ".join(argv[:words]), argv[words:]
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "the commands are: " + ", ".join(known)
+        close = difflib.get_close_matches(name, family or [*known, *(name.split()[0] for name in known)], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "the commands are: " + ", ".join(family or known)
         kind = "option" if name.startswith("-") else "command"
         print(f"jaxllm: unknown {kind} {name!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
@@ -117,15 +123,13 @@ def _interrupted() -> int:
     return interrupt.EXIT_CODE
 
 
-def listing() -> str:
-    """The text of ``jaxllm --help``: every command with one line."""
+def listing(first: str = "") -> str:
+    """The text of ``jaxllm --help``: every command with one line; with ``first``, those whose first of two words it is."""
     groups = commands.grouped()
-    width = max((len(name) for group in groups.values() for name in group), default=0)
-    lines = ["usage: jaxllm [-v] COMMAND ...", "", "Reads the neurons of a Llama, and runs it, in JAX."]
-    for title, group in groups.items():
-        if group:
-            lines += ["", f"{title}:"]
-            lines += [f"  {name:<{width}}  {commands.summary(command)}" for name, command in group.items()]
+    if first:
+        found = {title: {name: group[name] for name in group if name.split()[0] == first} for title, group in groups.items()}
+        return "\n".join([f"usage: jaxllm [-v] {first} COMMAND ...", *_rows(found)])
+    lines = ["usage: jaxllm [-v] COMMAND ...", "", "Reads the neurons of a Llama, and runs it, in JAX.", *_rows(groups)]
     lines += [
         "",
         "MODEL is a folder of safetensors, a .gguf file, a Hugging Face id, or smollm2.",
@@ -136,3 +140,13 @@ def listing() -> str:
         "  --version      the version",
     ]
     return "\n".join(lines)
+
+
+def _rows(groups: dict[str, dict[str, type[Any]]]) -> list[str]:
+    width = max((len(name) for group in groups.values() for name in group), default=0)
+    lines = []
+    for title, group in groups.items():
+        if group:
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<{width}}  {commands.summary(command)}" for name, command in group.items()]
+    return lines

@@ -61,8 +61,8 @@ def test_listing_has_every_command_with_one_line(capsys: pytest.CaptureFixture[s
     found = [(name, command) for group in commands.grouped().values() for name, command in group.items()]
     assert found
     for name, command in found:
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
-        summary = line.split(maxsplit=1)[1]
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        summary = line.removeprefix(f"  {name}").strip()
         assert summary == commands.summary(command)
         assert not summary.endswith(".")
     assert max(map(len, lines)) <= 100
@@ -73,7 +73,7 @@ def test_every_command_is_a_frozen_dataclass_with_help(capsys: pytest.CaptureFix
         for name, command in group.items():
             assert dataclasses.is_dataclass(command)
             assert command.__dataclass_params__.frozen
-            assert cli.main([name, "--help"]) == 0
+            assert cli.main([*name.split(), "--help"]) == 0
             text = capsys.readouterr().out
             assert f"usage: jaxllm {name}" in text
             for field in dataclasses.fields(command):

@@ -1,0 +1,5 @@
+"""Commands on step servers."""
+
+from typing import Any
+
+COMMANDS: dict[str, type[Any]] = {}
