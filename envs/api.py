@@ -27,6 +27,7 @@ class Argument:
     choices: tuple[Json, ...] = ()  # the values allowed; () for any of the kind
     low: float | None = None  # bounds of a number, both included
     high: float | None = None
+    shape: tuple[int, ...] = ()  # of an array of numbers as nested lists (kind "json"); () for anything else
 
 
 # What an argument's value is in an `Action`.

@@ -57,16 +57,18 @@ def _draw(argument: Argument, spec: EnvSpec, obs: Obs, generator: random.Random)
         return generator.randint(int(low), int(high))
     if argument.kind == "float":
         return generator.uniform(low, high)
-    return _like(argument.default, low, high, generator)
+    return _array(argument.shape, lambda: _number(low, high, generator))
 
 
-def _like(example: Json, low: float, high: float, generator: random.Random) -> Json:
-    """Random numbers in the shape of an argument's default: whole ones for whole ones."""
-    if isinstance(example, list | tuple):
-        return [_like(item, low, high, generator) for item in example]
-    if isinstance(example, bool) or example is None or isinstance(example, str):
-        return example
-    return generator.randint(int(low), int(high)) if isinstance(example, int) else generator.uniform(low, high)
+def _number(low: float, high: float, generator: random.Random) -> float:
+    """Whole between whole bounds."""
+    whole = isinstance(low, int) and isinstance(high, int)
+    return generator.randint(int(low), int(high)) if whole else generator.uniform(low, high)
+
+
+def _array(shape: tuple[int, ...], draw: Callable[[], float]) -> Json:
+    """Nested lists of numbers; one number for no shape."""
+    return [_array(shape[1:], draw) for _ in range(shape[0])] if shape else draw()
 
 
 def _point(spec: EnvSpec, obs: Obs, generator: random.Random) -> list[float]:
