@@ -1,7 +1,8 @@
 """The page's time, which moves only when it is told to: timers and dates by virtual time, drawing by frames.
 
-Virtual time stops dates and timers, but not animations and frame callbacks; those stand still only where frames come from the
-driver. `FrameClock` has both and stops the page entirely. `TimerClock`, for browsers without begin-frame control, has the first.
+Virtual time stops dates and timers, but not animations and frame callbacks; those stand still only where frames come from
+the driver. `FrameClock` has both and stops the page entirely. `TimerClock`, for browsers without begin-frame control, has the
+first.
 """
 
 import base64
@@ -43,7 +44,7 @@ class Clock(Protocol):
         """Lets the browser work, without page time, until something holds. Raises HungError, CrashedError."""
 
     def complete(self, numbers: list[int], what: str) -> None:
-        """Lets the browser work off calls, such as input, that go on only as the page is drawn. Raises HungError, CrashedError."""
+        """Lets the browser work off calls, such as input, that wait for frames. Raises HungError, CrashedError."""
 
     def advance(self, ms: float) -> None:
         """Lets ``ms`` of page time pass. Raises HungError, CrashedError."""

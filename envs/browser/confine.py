@@ -1,7 +1,6 @@
 """The browser inside bubblewrap: no network, and of the file system only what it needs."""
 
 import functools
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,11 +35,11 @@ def command(readable: dict[Path, Path], writable: dict[Path, Path]) -> list[str]
     for name in ("bin", "lib", "lib32", "lib64"):
         path = Path("/", name)
         if path.is_symlink():
-            arguments += ["--symlink", os.readlink(path), str(path)]
+            arguments += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             arguments += ["--ro-bind", str(path), str(path)]
-    for path in _SYSTEM:
-        arguments += ["--ro-bind-try", path, path]
+    for system in _SYSTEM:
+        arguments += ["--ro-bind-try", system, system]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHARED_MEMORY), "--tmpfs", "/tmp"]
     for option, folders in (("--ro-bind", readable), ("--bind", writable)):
         for source, target in folders.items():

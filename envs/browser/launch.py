@@ -1,37 +1,22 @@
 """Starting a browser with one page: its folder, its sandbox, its process, and the way it is driven."""
 
-import dataclasses
-import functools
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from envs.browser import confine, profile
 from envs.browser.clock import Clock, FrameClock, TimerClock
+from envs.browser.driver import Settings
 from envs.browser.errors import CrashedError
 from envs.browser.find import find, is_headless_shell, version
 from envs.browser.flags import flags
 from envs.browser.network import Reach
-from envs.browser.pipe import Pipe, RefusedError
+from envs.browser.pipe import Pipe
 from jaxllm.errors import UserError
 
 _START = 60.0  # seconds for a browser to answer at all, on a busy machine
 _PROBES = (2.0, 10.0)  # seconds for the first frame; a machine that is busy at the first try gets a second
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a browser is opened with: see `Browser.open`."""
-
-    size_wh: tuple[int, int]
-    files: Path | None
-    downloads: Path | None
-    reach: Reach
-    slice_ms: float
-    backend: str
-    patience: float
 
 
 class Launched:

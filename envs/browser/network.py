@@ -1,7 +1,7 @@
 """What a page may reach: files of its folder, folders that pass for web sites, and URL prefixes. Everything else is refused.
 
-The browser itself has no network. A request that is allowed is made here, by this process, and its answer handed to the page; so a
-page reaches nothing that is not named, not even by a redirect, and web sockets reach nothing at all.
+The browser itself has no network. A request that is allowed is made here, by this process, and its answer handed to the page;
+so a page reaches nothing that is not named, not even by a redirect, and web sockets reach nothing at all.
 """
 
 import base64

@@ -44,7 +44,8 @@ class Pipe:
             start_new_session=True,
             bufsize=0,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._to, False)
         os.set_blocking(self._from, False)
@@ -127,7 +128,7 @@ class Pipe:
 
     def close(self) -> None:
         """Ends the browser with all its processes, and reaps it. May be called twice."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
         self._process.stdin.close()
