@@ -5,6 +5,24 @@ with Sandbox(folder) as sandbox:
 """
 
 from envs.sandbox.bubblewrap import HOME, Bind, Sandbox, capabilities, missing
+from envs.sandbox.channel import RUNNING, Output
+from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.limits import Limits
+from envs.sandbox.paths import OutsideError, Root
+from envs.sandbox.shell import Saved, Shell
 
-__all__ = ["HOME", "Bind", "Limits", "Sandbox", "capabilities", "missing"]
+__all__ = [
+    "HOME",
+    "RUNNING",
+    "Bind",
+    "Interpreter",
+    "Limits",
+    "Output",
+    "OutsideError",
+    "Root",
+    "Sandbox",
+    "Saved",
+    "Shell",
+    "capabilities",
+    "missing",
+]

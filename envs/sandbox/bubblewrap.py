@@ -1,7 +1,7 @@
 """A sandbox around one session's folder: bubblewrap with every namespace, no capabilities, a call filter and limits.
 
-Inside, the folder is /work, /usr is read-only, /tmp lives in memory, and nothing else of the host is there: no home, no /etc, no
-network, no processes. What runs is nobody, which outside is whoever runs the server; run it as an ordinary user where you can.
+Inside, the folder is /work, /usr is read-only, /tmp lives in memory, and nothing else of the host is there: no home, no /etc,
+no network, no processes. What runs is nobody, which outside is whoever runs the server: best an ordinary user.
 """
 
 import contextlib
@@ -202,9 +202,8 @@ def _command(
     script += [f"echo 0 >{shlex.quote(str(path / 'cgroup.procs'))} || exit 125" for path in (group.folders if group else ())]
     sizes = {"as": limits.address_space, "cpu": limits.cpu, "nofile": limits.open_files, "fsize": limits.file_size, "core": 0}
     bounds = " ".join(f"--{name}={value}" for name, value in sizes.items() if value is not None)
-    script.append(
-        f'exec prlimit {bounds} bwrap {filtered}--ro-bind-data $passwd /etc/passwd --ro-bind-data $group /etc/group "$@"'
-    )
+    data = f"{filtered}--ro-bind-data $passwd /etc/passwd --ro-bind-data $group /etc/group"
+    script.append(f'exec env --default-signal=INT,QUIT,TERM,HUP prlimit {bounds} bwrap {data} "$@"')
     inner = [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER)),
         *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--hostname", HOST),
@@ -216,7 +215,7 @@ def _command(
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
         if path.is_symlink():
-            inner += ["--symlink", os.readlink(path), str(path)]
+            inner += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             inner += ["--ro-bind", str(path), str(path)]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):

@@ -20,8 +20,8 @@ NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWU
 FAMILIES = (1, 2, 10, 16)  # sockets: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK would reach a virtual machine's host
 TERMINAL = (0x5412, 0x541C)  # ioctl requests: TIOCSTI and TIOCLINUX put text into a terminal's input
 
-# Refused calls: numbers on x86_64 (asm/unistd_64.h) and aarch64 (asm-generic/unistd.h); None where there is no such call.
-REFUSED: dict[str, tuple[int | None, int]] = {
+# Refused calls: numbers on x86_64 (asm/unistd_64.h) and aarch64 (asm-generic/unistd.h).
+REFUSED: dict[str, tuple[int, int]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
     "adjtimex": (159, 171),
@@ -89,8 +89,7 @@ def program(machine: str = "") -> bytes | None:
     if machine == "x86_64":
         lines += [_line(GREATER_OR_EQUAL, X32, 0, 1), _refuse(errno.ENOSYS)]
     for numbers in REFUSED.values():
-        if (number := numbers[column]) is not None:
-            lines += [_line(EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+        lines += [_line(EQUAL, numbers[column], 0, 1), _refuse(errno.EPERM)]
     lines += [_line(EQUAL, CLONE3[column], 0, 1), _refuse(errno.ENOSYS)]
     flags = [_line(ANY_BIT, NAMESPACES, 0, 1), _refuse(errno.EPERM)]
     families = [_line(EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)] + [_refuse(errno.EAFNOSUPPORT)]

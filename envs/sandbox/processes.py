@@ -46,13 +46,13 @@ def end(pid: int) -> None:
 
 def _children(pid: int) -> list[int]:
     try:
-        tasks = os.listdir(f"/proc/{pid}/task")
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return []
     found = []
     for task in tasks:
         try:
-            found += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+            found += [int(child) for child in Path(task / "children").read_text().split()]
         except FileNotFoundError:
             if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
                 return _children_by_scan(pid)
@@ -64,12 +64,12 @@ def _children(pid: int) -> list[int]:
 def _children_by_scan(pid: int) -> list[int]:
     """For kernels without lists of children."""
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                fields = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue
             if int(fields[1]) == pid:
-                found.append(int(entry))
+                found.append(int(entry.name))
     return found

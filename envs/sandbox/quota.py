@@ -28,7 +28,8 @@ class Usage(NamedTuple):
 def usage(folder: Path, pids: Iterable[int] = (), max_files: int | None = None) -> Usage:
     """Measures a folder that may change meanwhile, and the deleted files that these processes hold open.
 
-    Stops soon after ``max_files`` entries. A path too long to be opened counts as ``max_files`` + 1 entries.
+    Stops soon after ``max_files`` entries. A path too long to be opened counts as ``max_files`` + 1 entries. A folder that an
+    ordinary user's session has closed to itself hides what is in it: `KEEP_FREE` bounds that.
     """
     device = folder.stat().st_dev
     seen: set[int] = set()
@@ -37,8 +38,9 @@ def usage(folder: Path, pids: Iterable[int] = (), max_files: int | None = None) 
     while pending and (max_files is None or count <= max_files):
         path = pending.pop()
         try:
-            entries = _entries(path)
-        except FileNotFoundError:
+            with os.scandir(path) as found:
+                entries = list(found)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except OSError:
             count += 0 if max_files is None else max_files + 1
@@ -56,27 +58,13 @@ def usage(folder: Path, pids: Iterable[int] = (), max_files: int | None = None) 
                 pending.append(entry.path)
     for pid in pids:
         with contextlib.suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    info = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                    info = descriptor.stat()
                     if info.st_nlink == 0 and info.st_dev == device and info.st_ino not in seen:
                         seen.add(info.st_ino)
                         total += info.st_blocks * 512
     return Usage(total, count)
-
-
-def _entries(path: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except PermissionError:  # closed by the session itself, which must not hide what is inside
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
-        os.chmod(path, 0o700)
-        try:
-            with os.scandir(path) as entries:
-                return list(entries)
-        finally:
-            os.chmod(path, mode)
 
 
 def free(folder: Path) -> int:
@@ -102,7 +90,7 @@ class Watch:
         self._thread.start()
 
     def look(self) -> str | None:
-        """What is exceeded: "disk" (the session's bytes), "files" (their number), "host" (the disk is full); None if nothing."""
+        """What is exceeded: "disk" (the session's bytes), "files" (their number), "host" (the disk is full), or None."""
         found = usage(self._folder, self._pids() if self._disk is not None else (), self._files)
         if self._files is not None and found.files > self._files:
             return "files"
