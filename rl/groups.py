@@ -4,7 +4,7 @@ Statistics are per trajectory, whatever its length; groups may lie in any order 
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def gigpo_advantages(
     Returns:
       [N, K], 0 where no turn was played.
     """
-    options = {"scale": scale, "ddof": ddof, "eps": eps}
+    options: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps}
     episode = group_advantages(returns, group_id, num_groups, valid=valid, **options).advantages
     played = anchor_id >= 0
     used = played if valid is None else played & valid[:, None]
