@@ -119,7 +119,7 @@ def draw(state: State) -> str:
 
 
 def oracle(state: State) -> Action:
-    """The melt after which the board is worth most, some melts ahead without what rises meanwhile; a rise where none is left."""
+    """The melt after which the board is worth most, some melts ahead without what rises meanwhile; else a rise."""
     ways = [move for move in legal(state) if move.name == "melt"]
     if not ways:
         return Action("rise", {})
@@ -162,8 +162,8 @@ def _worth(board: Board) -> float:
 GAME = Game(
     name="gem-rise",
     title="Gem rise",
-    goal="Melt gems of one rank that touch into a gem of the next rank. New gems rise from below after each melt; the game ends "
-    "when they rise over the edge, or with a gem of rank 11. The score is the highest rank made.",
+    goal="Melt gems of one rank that touch into a gem of the next rank. New gems rise from below after each melt; the game "
+    "ends when they rise over the edge, or with a gem of rank 11. The score is the highest rank made.",
     legend="Numbers are ranks, dots are empty cells. melt(row, column) melts the gem there with all of its rank that it hangs "
     "together with, into that cell; rise() lets a whole row rise. Rows count from 1 at the top, columns from 1 at the left.",
     actions=(

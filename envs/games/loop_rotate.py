@@ -30,16 +30,23 @@ def turned(piece: int) -> int:
     return (piece << 1 | piece >> 3) & 15
 
 
+def open_sides(board: Board) -> Board:
+    """For each cell, the sum of the sides at which its pipe meets no other."""
+
+    def cell(r: int, c: int) -> int:
+        found = 0
+        for side, (dr, dc) in SIDES.items():
+            inside = 0 <= r + dr < len(board) and 0 <= c + dc < len(board[0])
+            if board[r][c] & side and not (inside and board[r + dr][c + dc] & turned(turned(side))):
+                found |= side
+        return found
+
+    return tuple(tuple(cell(r, c) for c in range(len(row))) for r, row in enumerate(board))
+
+
 def open_ends(board: Board) -> int:
     """Ends of pipe that no other end meets."""
-    count = 0
-    for r, row in enumerate(board):
-        for c, piece in enumerate(row):
-            for side, (dr, dc) in SIDES.items():
-                if piece & side:
-                    inside = 0 <= r + dr < len(board) and 0 <= c + dc < len(row)
-                    count += not (inside and board[r + dr][c + dc] & turned(turned(side)))
-    return count
+    return sum(sides.bit_count() for row in open_sides(board) for sides in row)
 
 
 @functools.lru_cache(maxsize=512)

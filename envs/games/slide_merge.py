@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 from envs.api import Action
 from envs.games.core import DIRECTIONS, MOVE, Game, IllegalError, draw_below, first_rng, table
@@ -24,7 +25,8 @@ class State:
 @functools.lru_cache(maxsize=1 << 16)
 def merge_left(row: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """A row pushed to the left, and the sum of the tiles made. A tile that was just made does not merge again."""
-    made, kept, waiting = 0, [], 0
+    made, waiting = 0, 0
+    kept: list[int] = []
     for tile in row:
         if not tile:
             continue
@@ -115,8 +117,8 @@ def _worth(board: Board) -> float:
 @functools.lru_cache(maxsize=1 << 16)
 def _line_worth(line: tuple[int, ...]) -> float:
     ranks = [tile.bit_length() for tile in line]
-    up = sum(max(0, b**3 - a**3) for a, b in zip(ranks, ranks[1:], strict=False))
-    down = sum(max(0, a**3 - b**3) for a, b in zip(ranks, ranks[1:], strict=False))
+    up = sum(max(0, b**3 - a**3) for a, b in itertools.pairwise(ranks))
+    down = sum(max(0, a**3 - b**3) for a, b in itertools.pairwise(ranks))
     return 12.0 * line.count(0) - 0.1 * min(up, down)
 
 

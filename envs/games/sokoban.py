@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target. Levels grow from backward moves, so that each has a shortest solution that is known."""
+"""Sokoban: push every box onto a target. Levels grow from backward moves, so that a shortest solution is known."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ from envs.games.core import DIRECTIONS, MOVE, Chance, Game, IllegalError
 
 Cell = tuple[int, int]
 Board = tuple[str, ...]
+Node = tuple[Cell, frozenset[Cell]]  # the player and the boxes
 # Level -> rows and columns with walls, boxes, and moves of its shortest solution at most. The last one goes on for ever.
 LEVELS = ((6, 6, 1, 6), (6, 6, 1, 9), (6, 6, 2, 12), (7, 7, 2, 15), (7, 7, 2, 19), (7, 7, 3, 22), (7, 8, 3, 26))
 REACHED = 12000  # states that a generator looks at before it takes the furthest
@@ -110,10 +111,10 @@ def _carved(chance: Chance, rows: int, columns: int) -> set[Cell]:
 
 def _furthest(room: Room, longest: int, chance: Chance) -> Level | None:
     """Goes backward from the solved room, all ways at once; a start furthest from it within the limit, with no box at home."""
-    Node = tuple[Cell, frozenset[Cell]]
     ends: list[Node] = [(cell, room.targets) for cell in sorted(room.floor - room.targets)]
     came: dict[Node, tuple[str, Node] | None] = dict.fromkeys(ends)
-    layer, candidates = ends, []
+    layer: list[Node] = ends
+    candidates: list[Node] = []
     for _ in range(longest):
         following: list[Node] = []
         for player, boxes in layer:
@@ -144,7 +145,7 @@ def solve(board: Board) -> tuple[str, ...] | None:
     """The fewest moves that solve a board; None where none do, or where the search grows too large."""
     room, player, boxes = parse(board)
     first = (player, boxes)
-    came: dict[tuple[Cell, frozenset[Cell]], tuple[str, tuple[Cell, frozenset[Cell]]] | None] = {first: None}
+    came: dict[Node, tuple[str, Node] | None] = {first: None}
     layer = [first]
     while layer and len(came) < SEARCHED:
         following = []

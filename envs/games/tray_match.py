@@ -177,8 +177,8 @@ def _cover(tiles: tuple[Tile, ...], tile: Tile) -> list[Tile]:
 GAME = Game(
     name="tray-match",
     title="Tray match",
-    goal="Pick tiles into the tray, which has room for seven. Three of a kind vanish from it. Clear the pile and the next level "
-    "begins; a full tray ends the game.",
+    goal="Pick tiles into the tray, which has room for seven. Three of a kind vanish from it. Clear the pile and the next "
+    "level begins; a full tray ends the game.",
     legend="A tile is number:kind; a covered one can't be picked. pick(tile) takes a free tile by its number into the tray.",
     actions=(ActionSpec("pick", (Argument("tile", "int", low=0),), "puts a free tile into the tray, by its number"),),
     success=1.0,
