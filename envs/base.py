@@ -26,6 +26,7 @@ class BaseEnv(Env):
     def __init__(self, spec: EnvSpec, options: Mapping[str, Any] | None = None):
         self.spec = spec
         self.options = dict(options or {})  # what `envs.make` was given, so that a save can name it
+        self._begun = False  # whether it was ever reset
         self._over = True
         self._task: Task | None = None
         self._seed = 0
@@ -54,6 +55,10 @@ class BaseEnv(Env):
         """The present observation, for a step that changed nothing."""
         return self._last
 
+    def _check(self, action: Action) -> Action | Invalid:
+        """The action as `_act` takes it, or why it is refused. By default the check against the spec alone."""
+        return check(action, self.spec)
+
     def _finish(self, action: Action) -> StepResult:
         """The agent declared the end by `finished` or `call_user`. By default that earns nothing."""
         return StepResult(self._observe(), 0.0, True, False, {})
@@ -65,31 +70,27 @@ class BaseEnv(Env):
 
     def reset(self, task: Task | None = None, seed: int = 0) -> Obs:
         """See `Env.reset`."""
-        self._begin(task, seed)
-        self._last = self._stamped(self._reset(task, seed))
+        self._begin(task, int(seed))
+        self._last = self._stamped(self._reset(task, self._seed))
         self._digest = digest(self._state())
         self._over = False
         return self._last
 
     def step(self, action: Action | Invalid) -> StepResult:
-        """See `Env.step`."""
+        """See `Env.step`. `info` also holds ``stuck_steps``, repetitions that changed nothing, and ``latency`` in seconds."""
         if self._over:
             return StepResult(self._last, 0.0, False, False, {"error": "episode_over", "message": "reset first"})
         begun = time.perf_counter()
-        refused = action if isinstance(action, Invalid) else check(action, self.spec)
-        self._log.append(action)
+        checked = action if isinstance(action, Invalid) else self._check(action)
+        self._log.append(checked)
         self._steps += 1
-        if isinstance(refused, Invalid):
-            self._failures += 1
-            result = StepResult(self._observe(), 0.0, False, False, {"error": refused.error, "message": refused.message})
-        else:
-            self._failures = 0
-            result = (self._finish if refused.name in ("finished", "call_user") else self._act)(refused)
-            if not math.isfinite(result.reward):
-                raise ValueError(f"{self.spec.name}: a reward of {result.reward}")
+        self._over = True  # if what follows raises, nobody knows where the episode stands
+        result = self._do(checked)
+        if not math.isfinite(result.reward):
+            raise ValueError(f"{self.spec.name}: a reward of {result.reward}")
         before, self._digest = self._digest, digest(self._state())
         effect = "unchanged" if self._digest == before else "changed"
-        self._stuck = self._stuck + 1 if effect == "unchanged" and len(self._log) > 1 and self._log[-2] == action else 0
+        self._stuck = self._stuck + 1 if effect == "unchanged" and len(self._log) > 1 and self._log[-2] == checked else 0
         info = {"effect": effect, "stuck_steps": self._stuck, **result.info}
         truncated = result.truncated
         if not result.terminated and self._failures >= MAX_FAILURES:
@@ -104,6 +105,17 @@ class BaseEnv(Env):
         self._last = self._stamped(result.obs)
         return StepResult(self._last, float(result.reward), result.terminated, truncated, info)
 
+    def _do(self, action: Action | Invalid) -> StepResult:
+        if isinstance(action, Invalid):
+            self._failures += 1
+            return StepResult(self._observe(), 0.0, False, False, {"error": action.error, "message": action.message})
+        self._failures = 0
+        if action.name in ("finished", "call_user"):
+            return self._finish(action)
+        if action.name == "type" and action.arguments.get("content") == "":
+            return StepResult(self._observe(), 0.0, False, False, {"empty_type": True})
+        return self._act(action)
+
     def state(self) -> dict[str, Any]:
         """See `Env.state`."""
         return {**self._state(), "step": self._steps}
@@ -112,6 +124,8 @@ class BaseEnv(Env):
         """See `Env.save`."""
         if "save" not in self.spec.supports:
             raise UserError(f"{self.spec.name} can't be saved")
+        if not self._begun:
+            raise UserError(f"{self.spec.name}: there is nothing to save before the first reset")
         task = self._task and {"id": self._task.id, "instruction": self._task.instruction, "data": dict(self._task.data)}
         blob = {
             "version": SAVE_VERSION,
@@ -122,31 +136,32 @@ class BaseEnv(Env):
             "actions": [encode(action) for action in self._log],
             "digest": digest(self.state()),
         }
-        return json.dumps(blob, sort_keys=True).encode()
+        try:
+            return json.dumps(blob, sort_keys=True, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.spec.name} can't be saved: its task or options are no plain JSON ({error})") from error
 
     def restore(self, blob: bytes) -> Obs:
         """See `Env.restore`."""
-        try:
-            saved = json.loads(blob)
-            version, name = saved["version"], saved["name"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"this is no save of an environment ({type(error).__name__})") from error
-        if version != SAVE_VERSION or name != self.spec.name or saved["options"] != self.options:
+        saved = read_save(blob)
+        options = json.loads(json.dumps(self.options, default=repr))
+        if (saved["version"], saved["name"], saved["options"]) != (SAVE_VERSION, self.spec.name, options):
             raise UserError(
-                f"a save of {name} (version {version}, options {saved.get('options')}) can't be restored "
-                f"in {self.spec.name} (version {SAVE_VERSION}, options {self.options})"
+                f"a save of {saved['name']} (version {saved['version']}, options {saved['options']}) can't be restored "
+                f"in {self.spec.name} (version {SAVE_VERSION}, options {options})"
             )
         self.reset(saved["task"] and Task(**saved["task"]), saved["seed"])
         for action in saved["actions"]:
             self.step(decode(action))
         if (found := digest(self.state())) != saved["digest"]:
-            raise LostError(
-                f"{name}: the replay of {len(saved['actions'])} actions gives {found[:12]}, saved {saved['digest'][:12]}"
-            )
+            self._over = True
+            replay = f"the replay of {len(saved['actions'])} actions"
+            raise LostError(f"{self.spec.name}: {replay} gives {found[:12]}, saved was {saved['digest'][:12]}")
         return self._last
 
     def _begin(self, task: Task | None, seed: int) -> None:
         self._task, self._seed = task, seed
+        self._begun, self._over = True, True
         self._steps = self._failures = self._stuck = 0
         self._return = 0.0
         self._log = []
@@ -154,6 +169,22 @@ class BaseEnv(Env):
 
     def _stamped(self, obs: Obs) -> Obs:
         return dataclasses.replace(obs, step=self._steps)
+
+
+def read_save(blob: bytes) -> dict[str, Any]:
+    """What a save of `BaseEnv` holds, checked in form. Raises UserError for anything else."""
+    kinds: dict[str, Any] = {"version": int, "name": str, "options": dict, "task": dict | None, "seed": int}
+    kinds |= {"actions": list, "digest": str}
+    try:
+        saved = json.loads(blob)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise UserError(f"this is no save of an environment ({type(error).__name__})") from error
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in kinds.items()):
+        raise UserError(f"this is no save of an environment: it needs {', '.join(kinds)}")
+    task = saved["task"]
+    if task is not None and (task.keys() != {"id", "instruction", "data"} or not isinstance(task["data"], dict)):
+        raise UserError("this is no save of an environment: its task needs id, instruction and data")
+    return saved
 
 
 def encode(action: Action | Invalid) -> dict[str, Any]:
