@@ -1,0 +1,355 @@
+"""Many environments of one envpool id, stepped in envpool's own batches: no message and no Python loop for each of them.
+
+Beside the list of observations that every vector gives, a batch has `arrays`, with a row for each of its environments; lists
+are made only when they are looked at.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.actions import check
+from envs.api import Action, EnvSpec, Invalid, Obs, Task
+from envs.base import MAX_FAILURES
+from envs.digest import session_seed
+from envs.envpool_batch import MixedBatch, PoolBatch, Refusal
+from envs.envpool_layout import env_spec, layout, no_tasks, pool
+from jaxllm.errors import UserError
+
+
+class _Group:
+    """A pool of envpool's for the environments `first` to `first + count`, exclusive."""
+
+    def __init__(self, first: int, count: int):
+        self.first, self.count = first, count
+        self.pool: Any = None
+        self.waiting: list[tuple[np.ndarray, np.ndarray]] = []  # actions and rows that wait for the pool's answer
+        self.busy = False
+
+
+class EnvPoolVector:
+    """Steps ``num_envs`` environments of one id: see `envs.vector.Vector`.
+
+    Environments form groups of ``batch_size``; a group answers as a whole, in the order in which groups were sent. So
+    ``batch_size = num_envs / 2`` steps one half while the learner looks at the other, always in the same order. Steps are C++
+    and can't be interrupted: `recv` has no use for its timeout.
+    """
+
+    def __init__(self, name: str, num_envs: int, batch_size: int | None = None, *, seed: int = 0, **options: Any):
+        """Makes it. Environment i's first episode has the seed `session_seed(seed, "envpool/<id>", i)`.
+
+        Raises UserError for an unknown id or option, and for sizes that are none.
+        """
+        batch_size = num_envs if batch_size is None else batch_size
+        if num_envs < 1 or not 1 <= batch_size <= num_envs:
+            raise UserError(f"a vector of {num_envs} environments and batches of {batch_size}: 1 <= batch_size <= num_envs")
+        self.num_envs, self.batch_size = num_envs, batch_size
+        self.layout = layout(name, options)
+        self.spec = env_spec(self.layout, name)
+        self._options = dict(options)
+        self._seeds = [session_seed(seed, self.spec.name, index) for index in range(num_envs)]
+        self._groups = [_Group(first, min(batch_size, num_envs - first)) for first in range(0, num_envs, batch_size)]
+        self._over = np.ones(num_envs, bool)  # no episode runs
+        self._steps = np.zeros(num_envs, np.int64)
+        self._ended = True  # whether any is over
+        self._stopped = True  # whether any may be over that envpool would go on with
+        self._failures = np.zeros(num_envs, np.int64)  # refused in a row
+        self._failing = False  # whether any is not 0
+        self._movers = np.zeros(num_envs, np.int64)  # the player who moves next
+        self._sent = np.zeros(num_envs, bool)
+        self._last = np.empty(num_envs, object)  # the batch with an environment's last observation
+        self._rows = np.zeros(num_envs, np.int64)  # and its row there
+        self._queue: list[_Group | tuple[int, Refusal]] = []  # what `recv` gives, in order
+        self._all = np.arange(num_envs)
+        self._all.flags.writeable = False
+        self._fast = len(self._groups) == 1 and not self.layout.together
+        self._kinds = "iu" if self.layout.dtype.kind in "iu" else "iuf"
+
+    @property
+    def specs(self) -> list[EnvSpec]:
+        """The spec of each environment."""
+        return [self.spec] * self.num_envs
+
+    def __enter__(self) -> "EnvPoolVector":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def reset(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        tasks: Sequence[Task | None] | None = None,
+    ) -> Any:
+        """Starts the next episode of some environments, or of all; returns their first observations.
+
+        envpool fixes seeds when it makes a pool: new ``seeds`` are for whole groups (see the class), which are made anew.
+        Without, an environment goes on with its own random numbers.
+        """
+        chosen = self._chosen(ids)
+        for task in tasks or ():
+            no_tasks(self.spec.name, task)
+        if seeds is not None and len(seeds) != len(chosen):
+            raise UserError(f"{len(seeds)} seeds for {len(chosen)} environments")
+        wanted = set(chosen.tolist())
+        for group in self._groups:
+            part = wanted.intersection(range(group.first, group.first + group.count))
+            if seeds is not None and part:
+                if len(part) != group.count:
+                    raise UserError(
+                        f"{self.spec.name}: seeds are for all environments from {group.first} to "
+                        f"{group.first + group.count - 1} or none of them: envpool fixes seeds when it makes a pool. "
+                        "Reset them all, or choose workers= for environments of their own"
+                    )
+                for id, seed in zip(chosen.tolist(), seeds, strict=True):
+                    if id in part:
+                        self._seeds[id] = int(seed)
+                group.pool = None
+        parts = []
+        for group in self._groups:
+            mine = chosen[(chosen >= group.first) & (chosen < group.first + group.count)]
+            if len(mine):
+                group.pool = group.pool or self._pool(group)
+                obs, info = group.pool.reset((mine - group.first).astype(np.int32))
+                self._over[mine] = False
+                self._steps[mine] = self._failures[mine] = 0
+                parts.append(self._batch(self._ids(group, info), obs, info))
+        self._ended = bool(self._over.any())
+        self._stopped = self._stopped and self._ended
+        return parts[0] if len(parts) == 1 and np.array_equal(parts[0].ids, chosen) else MixedBatch(chosen, parts, {})
+
+    def step(self, actions: Any, ids: Iterable[int] | None = None, *, restart: bool = False) -> Any:
+        """One step of some environments, or of all: an array [k, ...] of envpool's actions, or k of `envs.Action`.
+
+        An action of the wrong shape or out of bounds is not done: its status is PARSE_ERROR. With ``restart``, a step of all
+        that finds an episode over starts the next one in its place, in the same call: the batch's ``restarted`` says where, the
+        action is not done, the reward is 0. Raises UserError for another number of actions, for environments whose answer is
+        awaited, and for a restart that envpool can't do at once.
+        """
+        if ids is None and self._fast and not self._queue and self._plain(actions) and len(actions) == self.num_envs:
+            group = self._groups[0]
+            if not self._ended or (restart and not self._stopped):
+                restarted = self._over if self._ended else None
+                obs, reward, terminated, truncated, info = group.pool.step(actions)
+                return self._stepped(group, obs, reward, terminated, truncated, info, restarted)
+        if restart:
+            raise UserError(
+                "restart is for a step of all environments in one batch, with an array of actions within bounds, after a first "
+                "reset and resets of those that too many refused actions ended"
+            )
+        chosen = self._chosen(ids)
+        if self._queue:
+            raise UserError("some steps await `recv`: receive them before `step`")
+        self.send(actions, chosen)
+        parts, refused = [], {}
+        for entry in self._queue:
+            if isinstance(entry, _Group):
+                parts.append(self._receive(entry))
+            else:
+                refused[entry[0]] = entry[1]
+        self._queue.clear()
+        if not refused and len(parts) == 1 and np.array_equal(parts[0].ids, chosen):
+            return parts[0]
+        return MixedBatch(chosen, parts, refused)
+
+    def send(self, actions: Any, ids: Iterable[int] | None = None) -> None:
+        """Starts a step of some environments, or of all: see `step`."""
+        chosen = self._chosen(ids)
+        if len(actions) != len(chosen):
+            raise UserError(f"{len(actions)} actions for {len(chosen)} environments")
+        good: dict[int, np.ndarray] = {}
+        if isinstance(actions, np.ndarray) and self._plain(actions) and not self._over[chosen].any():
+            good = dict(zip(chosen.tolist(), actions, strict=True))
+        else:
+            for id, action in zip(chosen.tolist(), actions, strict=True):
+                if self._over[id]:
+                    self._refuse(id, "EPISODE_OVER", Invalid("episode_over", "reset first"))
+                elif isinstance(value := self._action(action), Invalid):
+                    self._refuse(id, "PARSE_ERROR", value)
+                else:
+                    good[id] = value
+        for group in self._groups:
+            mine = [id for id in good if group.first <= id < group.first + group.count]
+            if mine:
+                stacked = np.stack([good[id] for id in mine]).astype(self.layout.dtype)
+                group.waiting.append((stacked, np.asarray(mine, np.int32) - np.int32(group.first)))
+                self._begin(group)
+                self._sent[mine] = True
+                self._queue.append(group)
+
+    def recv(self, min_items: int | None = None, timeout: float | None = None) -> Any:
+        """The steps of the group that was sent first, and of further ones until there are ``min_items`` (`batch_size`).
+
+        Raises UserError where nothing was sent.
+        """
+        if not self._queue:
+            raise UserError("nothing to receive: send actions first")
+        wanted = self.batch_size if min_items is None else max(1, min_items)
+        parts: list[PoolBatch] = []
+        refused: dict[int, Refusal] = {}
+        while self._queue and sum(map(len, parts)) + len(refused) < wanted:
+            entry = self._queue.pop(0)
+            if isinstance(entry, _Group):
+                parts.append(self._receive(entry))
+            else:
+                refused[entry[0]] = entry[1]
+        if len(parts) == 1 and not refused:
+            return parts[0]
+        ids = [*(id for part in parts for id in part.ids.tolist()), *refused]
+        return MixedBatch(np.asarray(ids, np.int64), parts, refused)
+
+    def state(self, ids: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """The state of environments as JSON: step and last observation."""
+        found = []
+        for id in self._chosen(ids).tolist():
+            obs = self._seen(id)
+            found.append({"step": obs.step, "arrays": {name: array.tolist() for name, array in obs.arrays.items()}})
+        return found
+
+    def save(self, ids: Iterable[int] | None = None) -> list[bytes]:
+        """Raises UserError: a pool's episodes can't be replayed one by one."""
+        raise UserError(f"{self.spec.name} can't be saved in envpool's batches; choose workers= for environments that can")
+
+    def restore(self, ids: Iterable[int], blobs: Sequence[bytes]) -> Any:
+        """Raises UserError: see `save`."""
+        raise UserError(f"{self.spec.name} can't be restored in envpool's batches; choose workers= for environments that can")
+
+    def close(self) -> None:
+        """Ends envpool's threads. May be called twice."""
+        for group in self._groups:
+            group.pool, group.busy = None, False
+            group.waiting.clear()
+        self._queue.clear()
+        self._last[:] = None
+        self._over[:] = self._ended = True
+
+    def _pool(self, group: _Group) -> Any:
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = 0 if len(self._groups) == 1 else max(1, cpus // len(self._groups))
+        seeds = self._seeds[group.first : group.first + group.count]
+        return pool(self.layout, seeds, threads, self._options)
+
+    def _chosen(self, ids: Iterable[int] | None) -> np.ndarray:
+        if ids is None:
+            chosen = self._all
+        else:
+            chosen = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+            sound = len(chosen) and chosen.min() >= 0 and chosen.max() < self.num_envs
+            if not sound or np.bincount(chosen).max() > 1:
+                raise UserError(
+                    f"ids are different numbers from 0 to {self.num_envs - 1}, at least one; not {chosen.tolist()[:10]}"
+                )
+        if self._sent[chosen].any():
+            raise UserError(f"environments {chosen[self._sent[chosen]].tolist()[:10]} await `recv`")
+        return chosen
+
+    def _plain(self, actions: Any) -> bool:
+        """Whether all are actions of envpool within bounds."""
+        found = self.layout
+        if not isinstance(actions, np.ndarray) or actions.shape[1:] != found.shape or actions.dtype.kind not in self._kinds:
+            return False
+        if found.shape:
+            return bool(((actions >= found.low) & (actions <= found.high)).all())
+        return bool(len(actions) and actions.min() >= found.low and actions.max() <= found.high)
+
+    def _action(self, action: Any) -> np.ndarray | Invalid:
+        if isinstance(action, Invalid):
+            return action
+        if isinstance(action, Action):
+            checked = check(action, self.spec)
+            if isinstance(checked, Invalid):
+                return checked
+            action = checked.arguments["value"]
+        return self.layout.action(action)
+
+    def _refuse(self, id: int, status: str, why: Invalid) -> None:
+        """A step that is not done. As in `BaseEnv`, refused actions count, and too many in a row end the episode."""
+        truncated = False
+        if status == "PARSE_ERROR":
+            self._steps[id] += 1
+            self._failures[id] += 1
+            self._failing = True
+            truncated = bool(self._failures[id] >= MAX_FAILURES)
+            self._over[id] = truncated
+            self._ended = self._ended or truncated
+            self._stopped = self._stopped or truncated
+        self._sent[id] = False
+        obs = self._seen(id)
+        self._queue.append((id, Refusal(status, obs, why.error, why.message, truncated)))
+
+    def _seen(self, id: int) -> Obs:
+        batch = self._last[id]
+        if batch is None:
+            return Obs()
+        obs = batch.observation(int(self._rows[id]))
+        return Obs(text=obs.text, arrays=obs.arrays, step=int(self._steps[id]))
+
+    def _begin(self, group: _Group) -> None:
+        """Sends what waits: a pool mixes up the rows of two sends at once."""
+        if group.waiting and not group.busy:
+            self.layout.send(group.pool, *group.waiting.pop(0))
+            group.busy = True
+
+    def _receive(self, group: _Group) -> PoolBatch:
+        obs, reward, terminated, truncated, info = group.pool.recv()
+        group.busy = False
+        batch = self._stepped(group, obs, reward, terminated, truncated, info)
+        self._begin(group)
+        return batch
+
+    def _stepped(
+        self,
+        group: _Group,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
+        restarted: np.ndarray | None = None,
+    ) -> PoolBatch:
+        ids = self._ids(group, info)
+        everyone = ids is self._all
+        movers = self._movers[ids] if self.layout.players > 1 else self._movers
+        if everyone:
+            self._steps += 1
+        else:
+            self._steps[ids] += 1
+            self._sent[ids] = False
+        if restarted is not None:
+            self._steps[restarted] = 0
+        if self._failing:
+            self._failures[ids] = 0
+            self._failing = bool(self._failures.any())
+        batch = self._batch(ids, obs, info)
+        if self.layout.players > 1:
+            batch.rewards = reward.reshape(len(ids), self.layout.players)
+        batch.reward = self.layout.rewards(reward, movers)
+        batch.terminated, batch.truncated, batch.restarted = terminated, truncated, restarted
+        over = terminated | truncated
+        if everyone:
+            self._over = over
+            self._ended = bool(over.any())
+        else:
+            self._over[ids] = over
+            self._ended = bool(self._over.any())
+        return batch
+
+    def _ids(self, group: _Group, info: Any) -> np.ndarray:
+        """The environments of a pool's answer; `_all` itself where it is all of them in order."""
+        ids = info["env_id"]
+        if len(ids) == self.num_envs and np.array_equal(ids, self._all):
+            return self._all
+        return ids.astype(np.int64) + group.first
+
+    def _batch(self, ids: np.ndarray, obs: Any, info: Any) -> PoolBatch:
+        everyone = ids is self._all
+        batch = PoolBatch(self.layout, ids, self._steps.copy() if everyone else self._steps[ids], obs, info)
+        self._last[ids if not everyone else slice(None)] = batch
+        self._rows[ids if not everyone else slice(None)] = self._all[: len(ids)]
+        if "current_player" in info:
+            self._movers[ids] = info["current_player"]
+        return batch
