@@ -34,6 +34,7 @@ SECONDS, LAST_SECONDS = 0.9, 2.5  # that a frame of the animation stays
 LINES = 40  # of text drawn in place of a screenshot, at most
 CAPTION_LINES = 3
 MARGIN = 8
+FAR = 1e5  # pixels; what is further off is not drawn, as NaN is not
 INK, PAPER, GREY, MARK, GOOD = (32, 33, 36), (255, 255, 255), (236, 238, 241), (229, 57, 53), (27, 128, 62)
 
 
@@ -73,7 +74,8 @@ def marks(action: Action | Invalid) -> tuple[tuple[float, float], ...]:
 
 def _numbers(value: Any) -> tuple[float, float] | None:
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
-        return float(value[0]), float(value[1])
+        x, y = value
+        return (float(x), float(y)) if max(abs(x), abs(y)) < FAR else None
     return None
 
 
