@@ -6,6 +6,7 @@ with Sandbox(folder) as sandbox:
 
 from envs.sandbox.bubblewrap import HOME, Bind, Sandbox, capabilities, missing
 from envs.sandbox.channel import RUNNING, Output
+from envs.sandbox.editor import Edit, Editor
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.limits import Limits
 from envs.sandbox.paths import OutsideError, Root
@@ -15,6 +16,8 @@ __all__ = [
     "HOME",
     "RUNNING",
     "Bind",
+    "Edit",
+    "Editor",
     "Interpreter",
     "Limits",
     "Output",

@@ -68,9 +68,22 @@ class Root:
         for name in self._names(path):
             done = f"{done}/{name}" if done else name
             try:
-                self._in_parent(done, lambda parent, last: os.mkdir(last, 0o755, dir_fd=parent))
+                parent = self._walk(self._names(done)[:-1], os.O_PATH | os.O_DIRECTORY, 0)
+                try:
+                    os.mkdir(name, 0o755, dir_fd=parent)
+                finally:
+                    os.close(parent)
             except FileExistsError:
                 continue
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or the link itself."""
+        names = self._names(path)
+        parent = self._walk(names[:-1], os.O_PATH | os.O_DIRECTORY, 0)
+        try:
+            os.unlink(names[-1], dir_fd=parent)
+        finally:
+            os.close(parent)
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at the path, links followed; raises OutsideError for a link that leads out."""
@@ -96,6 +109,23 @@ class Root:
         finally:
             os.close(descriptor)
 
+    def set_time(self, path: str, time: int) -> None:
+        """Sets when a file or folder was last changed, in nanoseconds since 1970."""
+        descriptor = self.open(path, os.O_PATH)
+        try:
+            os.utime(f"/proc/self/fd/{descriptor}", ns=(time, time))
+        finally:
+            os.close(descriptor)
+
+    def link(self, path: str, target: str) -> None:
+        """Makes a symbolic link, which may lead anywhere: it is followed as it would be inside."""
+        names = self._names(path)
+        parent = self._walk(names[:-1], os.O_PATH | os.O_DIRECTORY, 0)
+        try:
+            os.symlink(target, names[-1], dir_fd=parent)
+        finally:
+            os.close(parent)
+
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
         """A descriptor for the path, links followed within the folder."""
         return self._walk(self._names(path), flags, mode)
@@ -115,14 +145,6 @@ class Root:
                 raise OutsideError(f"{path} is outside {HOME}")
             return names[1:]
         return [name for name in path.split("/") if name not in ("", ".")]
-
-    def _in_parent(self, path: str, act) -> None:  # type: ignore[no-untyped-def]
-        names = self._names(path)
-        parent = self._walk(names[:-1], os.O_PATH | os.O_DIRECTORY, 0)
-        try:
-            act(parent, names[-1])
-        finally:
-            os.close(parent)
 
     def _walk(self, names: list[str], flags: int, mode: int) -> int:
         flags |= os.O_CLOEXEC
