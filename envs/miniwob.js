@@ -123,29 +123,10 @@
     return found;
   }
 
-  function html() {
-    const parts = [];
-    for (const child of document.body.children) {
-      if (!HIDDEN.includes(child.id) && child.tagName !== "SCRIPT") parts.push(child.outerHTML);
-    }
+  function state() {
+    const found = envsPage.state(HIDDEN);
     const blink = /(<span id="input-flicker")[^>]*>/; // a cursor that comes and goes
-    return parts.join("\n").replace(/ data-tampered="[^"]*"/g, "").replace(blink, "$1>");
-  }
-
-  function fields() { // what outerHTML does not have
-    const found = [];
-    for (const element of document.querySelectorAll("input, textarea, select")) {
-      const checkable = element.type === "checkbox" || element.type === "radio";
-      found.push(checkable ? element.checked : element.multiple ? [...element.selectedOptions].map((x) => x.value) : element.value);
-    }
-    return found;
-  }
-
-  function scrolled() {
-    const found = [];
-    for (const element of document.querySelectorAll("#area, #area *, .ui-dialog *")) {
-      if (element.scrollTop || element.scrollLeft) found.push([element.id || element.tagName, element.scrollLeft, element.scrollTop]);
-    }
+    found.html = found.html.replace(/ data-tampered="[^"]*"/g, "").replace(blink, "$1>");
     return found;
   }
 
@@ -166,7 +147,6 @@
     ready: () => Boolean(WOB_TASK_READY),
     view() {
       const told = core.getUtterance();
-      const active = document.activeElement;
       return {
         done: WOB_DONE_GLOBAL,
         raw: Number.isFinite(WOB_RAW_REWARD_GLOBAL) ? WOB_RAW_REWARD_GLOBAL : null,
@@ -175,13 +155,7 @@
         utterance: typeof told === "string" ? told : told.utterance,
         fields: typeof told === "string" ? null : told.fields,
         elements: elements(),
-        state: {
-          html: html(),
-          values: fields(),
-          scrolled: scrolled(),
-          focus: active && active !== document.body ? active.id || active.tagName : null,
-          selection: String(getSelection()),
-        },
+        state: state(),
       };
     },
   };

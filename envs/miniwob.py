@@ -22,9 +22,9 @@ from jaxllm.errors import UserError
 
 SCREEN_WH = (160, 210)  # the pages are laid out for exactly this
 MODES = ("train", "test", "default")  # which part of their problems five pages draw from
+OPTIONS = frozenset(("backend", "mode", "reset", "screenshot"))
 RESETS = ("navigate", "page")
 STEP = 0.15  # virtual seconds that an action takes
-NAVIGATIONS = 200  # after which the browser is started anew: each leaves about 1 MB behind
 READY = 20  # times that a page is asked whether its problem is ready, 50 ms apart
 ACTIONS = with_names(
     COMPUTER,
@@ -69,7 +69,7 @@ class MiniwobEnv(BaseEnv):
         self._url = (html_folder() / "miniwob" / f"{page}.html").as_uri()
         self._browser: driver.Browser | None = None
         self._view: dict[str, Any] = {}
-        self._begun = 0.0  # the browser's clock at the start of the episode
+        self._since = 0.0  # the browser's clock at the start of the episode
 
     @property
     def task(self) -> Task | None:
@@ -82,7 +82,7 @@ class MiniwobEnv(BaseEnv):
         try:
             browser = self._open()
             browser.evaluate(f"miniwobPage.start({seed}, {json.dumps(self.options['mode'])})")
-            self._begun = browser.time
+            self._since = browser.time
             for _ in range(READY):
                 if browser.evaluate("miniwobPage.ready()"):
                     break
@@ -101,13 +101,19 @@ class MiniwobEnv(BaseEnv):
         if browser is None:
             raise driver.CrashedError(f"{self.spec.name}: the browser is gone; reset first")
         try:
-            browser.act(action)
+            refused = browser.act(action)
             obs = self._look(browser)
+        except driver.ScriptError as error:  # the page has lost its way: it went elsewhere, or never ends
+            return StepResult(
+                self._last, 0.0, False, True, {"error": "page_error", "message": str(error), "status": "PAGE_ERROR"}
+            )
         except (driver.CrashedError, driver.HungError):
             self.close()
             raise
         view = self._view
         info = {"elapsed": self._elapsed(), "raw_reward": view["raw"], "time_reward": view["scaled"], "reason": view["reason"]}
+        if refused is not None:
+            info["error"], info["message"] = refused.error, refused.message
         if not view["done"]:
             return StepResult(obs, 0.0, False, False, info)
         if view["raw"] is None:  # a page divides by zero where two points coincide
@@ -136,11 +142,11 @@ class MiniwobEnv(BaseEnv):
         return {**super().state(), "time": self._elapsed()}
 
     def _elapsed(self) -> float:
-        return round(self._browser.time - self._begun, 4) if self._browser else 0.0
+        return round(self._browser.time - self._since, 4) if self._browser else 0.0
 
     def _open(self) -> driver.Browser:
         """A browser with the page loaded."""
-        if self._browser is not None and self._browser.navigations >= NAVIGATIONS:
+        if self._browser is not None and self._browser.worn:
             self.close()
         if self._browser is None:
             self._browser = driver.Browser.open(
@@ -170,7 +176,8 @@ def html_folder() -> Path:
 @functools.cache
 def page_script() -> str:
     """What runs in a page before its own scripts."""
-    return Path(__file__).with_name("miniwob.js").read_text(encoding="utf-8")
+    here = Path(__file__).parent
+    return "\n".join((here / name).read_text(encoding="utf-8") for name in ("page.js", "miniwob.js"))
 
 
 def fields_of(page: str, utterance: str) -> dict[str, str]:
@@ -223,10 +230,10 @@ def describe(name: str, **options: Any) -> EnvSpec:
 
 def make(name: str, **options: Any) -> Env:
     """See `MiniwobEnv` for the options."""
-    try:
-        return MiniwobEnv(_known(name), **options)
-    except TypeError as error:
-        raise UserError(f"miniwob/{name}: {error}; options are backend, reset, mode and screenshot") from None
+    unknown = sorted(options.keys() - OPTIONS)
+    if unknown:
+        raise UserError(f"miniwob/{name}: there is no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}")
+    return MiniwobEnv(_known(name), **options)
 
 
 def oracle(name: str, seed: int = 0) -> Policy | None:

@@ -270,7 +270,7 @@ def _calendar(s: Sight) -> Plan:
         shown = months.index(s.one(kind="ui-datepicker-month").text) + 1
         if shown == wanted:
             break
-        yield s.click(kind="ui-datepicker-prev" if shown > wanted else "ui-datepicker-next")
+        yield s.click(kind="ui-icon-circle-triangle-w" if shown > wanted else "ui-icon-circle-triangle-e")
     yield s.click("link", s.fields["day"])
     yield from s.settle()
     yield s.submit()
