@@ -1,0 +1,431 @@
+"""The learner's end of a step server: sends operations, takes replies in the order in which they become ready.
+
+Every session takes one operation at a time, and each has a number; what is not answered is asked for again, and the server does
+it once. So a lost connection, a late reply or a server that comes back costs time and nothing else; a server that comes back
+without its sessions answers LOST.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from envs.api import Action, EnvSpec, Invalid, Obs, Task
+from envs.server import auth, wire
+from envs.server.arena import Slots
+from envs.server.router import BOOT
+from jaxllm.errors import UserError
+
+RESEND = 2.0  # seconds without a word, after which the server is asked again; then twice as long each time
+LONGEST_RESEND = 16.0
+_REFUSED = frozenset({"STALE_STEP", "CAPACITY", "BAD_REQUEST"})  # where the server says which number comes next
+PATIENCE = 60.0  # seconds without a word, after which a server counts as gone
+RECONNECT_MS = 50  # until the first attempt to connect again; then twice as long each time
+LONGEST_RECONNECT_MS = 2000
+
+
+class ServerGoneError(ConnectionError):
+    """The server does not answer."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Reply:
+    """What became of one operation."""
+
+    session: int
+    step: int  # the operation's number within its session
+    status: str  # one of `envs.server.wire.STATUSES`
+    obs: Obs  # empty where there is none
+    reward: float
+    terminated: bool
+    truncated: bool  # also where the session is gone
+    info: dict[str, Any]
+    ms: float  # that it took in the worker
+    value: Any = None  # of save (bytes), state (JSON), stats (JSON), create (an EnvSpec)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Handle:
+    """A session as its client knows it."""
+
+    number: int
+    next: int = 0  # number of the next operation
+    pending: tuple[int, str, bytes, int] | None = None  # step, op, payload, request of what is not answered yet
+    slots: Slots | None = None
+
+
+class Client:
+    """A connection to a server. Used from one thread; a second one keeps the leases.
+
+    Args:
+      address: as the server prints it: ``ipc://...`` or ``tcp://host:port``.
+      token: the token, or the path of its file; by default from the environment variable `auth.VARIABLE`.
+      patience: seconds without a word from the server, after which its sessions count as lost.
+      heartbeat: keep the leases while this process lives, however long it thinks.
+      alive: says whether the server's process lives, where somebody knows.
+
+    Raises UserError for a wrong token, `ServerGoneError` if nobody answers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | Path | None = None,
+        *,
+        patience: float = PATIENCE,
+        heartbeat: bool = True,
+        alive: Callable[[], bool] = lambda: True,
+    ):
+        self.address = address
+        self._token, self._server_key = auth.split(auth.read(token))
+        self._patience, self._alive = patience, alive
+        self._identity = b"c" + os.urandom(16)
+        self._context = zmq.Context()
+        self._socket = self._open_socket(self._identity)
+        self._handles: dict[int, Handle] = {}
+        self._sessions = 0
+        self._requests = 0
+        self._waiting = 0  # operations without an answer
+        self._ready: deque[Reply] = deque()
+        self._controls: dict[int, Reply] = {}  # of ping and stats
+        self._heard = time.monotonic()
+        self._resend_at, self._resend = self._heard + RESEND, RESEND
+        self._run: str | None = None
+        self.lease = 600.0
+        self._closed = False
+        self._over = threading.Event()
+        self._heart: threading.Thread | None = None
+        try:
+            self._hello()
+            self._wait_until(lambda: self._run is not None, patience, f"{address}: no step server answers here")
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        if heartbeat:
+            self._heart = threading.Thread(target=self._beat, daemon=True, name="step-server-leases")
+            self._heart.start()
+
+    def _open_socket(self, identity: bytes) -> zmq.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 200
+        socket.routing_id = identity
+        socket.set_hwm(1000)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        if self._server_key:
+            public, secret = zmq.curve_keypair()
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._server_key)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            raise UserError(f"{self.address}: {error}; a server prints its address, such as tcp://127.0.0.1:5555") from error
+        return socket
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_all()
+
+    # One operation at a time.
+
+    def create(self, name: str, options: Mapping[str, Any] | None = None, timeout: float | None = None) -> tuple[int, EnvSpec]:
+        """Makes an environment; returns its session and its spec. Raises UserError if the server refuses, with its reason."""
+        session = self.open()
+        reply = self.call(session, "create", wire.pack([name, dict(options or {})]), timeout)
+        if reply.status != "OK":
+            self._handles.pop(session, None)
+            raise UserError(f"{name} on {self.address}: {reply.status}: {reply.info.get('message', '')}")
+        return session, reply.value
+
+    def reset(self, session: int, task: Task | None = None, seed: int = 0, timeout: float | None = None) -> Reply:
+        """Starts an episode."""
+        return self.call(session, "reset", wire.pack_reset(task, seed), timeout)
+
+    def step(self, session: int, action: Action | Invalid, timeout: float | None = None) -> Reply:
+        """Does one action."""
+        return self.call(session, "step", wire.pack_action(action), timeout)
+
+    def save(self, session: int, timeout: float | None = None) -> Reply:
+        """The episode so far, as bytes in `value`."""
+        return self.call(session, "save", b"", timeout)
+
+    def restore(self, session: int, blob: bytes, timeout: float | None = None) -> Reply:
+        """Goes on from a save."""
+        return self.call(session, "restore", wire.pack(blob), timeout)
+
+    def state(self, session: int, timeout: float | None = None) -> Reply:
+        """The verifier's view, in `value`."""
+        return self.call(session, "state", b"", timeout)
+
+    def close(self, session: int) -> None:
+        """Ends a session, whatever it is doing; may be called twice."""
+        handle = self._handles.pop(session, None)
+        if handle is not None:
+            if handle.pending is not None:
+                self._waiting -= 1
+            self._send("request", {"req": 0, "stream": True, "items": [[session, handle.next, "close", b"", -1]]})
+
+    def ping(self, timeout: float = 5.0) -> float:
+        """Seconds until the server answers. Raises `ServerGoneError`."""
+        begun = time.perf_counter()
+        self._control("ping", timeout)
+        return time.perf_counter() - begun
+
+    def stats(self, timeout: float = 5.0) -> dict[str, Any]:
+        """The server's figures: sessions by state, steps/s, latencies, restarts, errors by kind. Raises `ServerGoneError`."""
+        return self._control("stats", timeout).value
+
+    def call(self, session: int, op: str, payload: bytes, timeout: float | None = None) -> Reply:
+        """One operation and its reply; `timeout` in seconds can only shorten the server's own deadline.
+
+        Raises UserError for a session that is none, or is busy, and for a payload over the limit.
+        """
+        step = self.post([(session, op, payload)], timeout)[0]
+        found: Reply | None = None
+
+        def there() -> bool:
+            nonlocal found
+            for reply in self._ready:
+                if reply.session == session and reply.step == step:
+                    found = reply
+                    self._ready.remove(reply)
+                    return True
+            return False
+
+        self._wait_until(there, None, "")
+        assert found is not None
+        return found
+
+    def _control(self, op: str, timeout: float) -> Reply:
+        self._requests += 1
+        number = -self._requests
+        self._send("request", {"req": 0, "stream": True, "items": [[number, 0, op, b"", -1]]})
+        self._wait_until(lambda: number in self._controls, timeout, f"{self.address}: no answer within {timeout:g} s")
+        return self._controls.pop(number)
+
+    # Many at a time.
+
+    def open(self) -> int:
+        """A number for a new session, for `post` with op ``create``."""
+        self._sessions += 1
+        self._handles[self._sessions] = Handle(self._sessions)
+        return self._sessions
+
+    @property
+    def waiting(self) -> int:
+        """How many operations have no answer yet."""
+        return self._waiting
+
+    def post(self, items: Sequence[tuple[int, str, bytes]], timeout: float | None = None) -> list[int]:
+        """Sends operations: session, op, payload; returns their numbers. The replies come by `poll`.
+
+        Raises UserError for a session that is none or is busy, and for payloads over the limit.
+        """
+        self._requests += 1
+        out, steps, size = [], [], 0
+        handles = self._handles
+        for session, op, payload in items:
+            handle = handles.get(session)
+            if handle is None or handle.pending is not None:
+                raise UserError(f"session {session} {'is busy' if handle else 'is none, or closed'}")
+            if len(payload) > wire.LIMIT - 4096:
+                raise UserError(f"{op} with {len(payload) / 2**20:.1f} MiB; a message holds at most {wire.LIMIT >> 20} MiB")
+            size += len(payload)
+            out.append([session, handle.next, op, payload, handle.slots.free() if handle.slots else -1])
+        for item in out:
+            handle = handles[item[0]]
+            handle.pending = (item[1], item[2], item[3], self._requests)
+            steps.append(item[1])
+        now = time.monotonic()
+        if not self._waiting:
+            self._heard, self._resend = now, RESEND
+            self._resend_at = now + RESEND
+        self._waiting += len(out)
+        deadline_ms = 0 if timeout is None else max(1, int(timeout * 1e3))
+        if size < wire.LIMIT // 2 or len(out) == 1:
+            self._send("request", {"req": self._requests, "stream": True, "deadline_ms": deadline_ms, "items": out})
+        else:
+            for item in out:
+                self._send("request", {"req": self._requests, "stream": True, "deadline_ms": deadline_ms, "items": [item]})
+        return steps
+
+    def poll(self, timeout: float = 0.0) -> list[Reply]:
+        """The replies that are there; waits up to `timeout` seconds for the first."""
+        if not self._ready:
+            self._receive(timeout)
+        replies = list(self._ready)
+        self._ready.clear()
+        return replies
+
+    # Messages.
+
+    def _send(self, kind: str, fields: Mapping[str, Any]) -> None:
+        with contextlib.suppress(zmq.Again):  # nobody takes our messages: they are sent again
+            self._socket.send(wire.message(kind, fields), zmq.NOBLOCK)
+
+    def _hello(self) -> None:
+        boot = BOOT.read_text().strip() if BOOT.exists() else ""
+        self._send("hello", {"token": self._token, "boot": boot})
+
+    def _wait_until(self, there: Callable[[], bool], timeout: float | None, message: str) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not there():
+            left = 1.0 if deadline is None else deadline - time.monotonic()
+            if left <= 0 or (deadline is not None and not self._alive()):
+                raise ServerGoneError(message)
+            self._receive(min(left, 0.2))
+
+    def _receive(self, timeout: float) -> None:
+        if self._socket.poll(timeout * 1e3):
+            for _ in range(1000):
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                self._on_message(frames)
+        elif self._waiting or self._run is None:
+            self._on_silence(time.monotonic())
+
+    def _on_message(self, frames: list[zmq.Frame]) -> None:
+        self._heard = time.monotonic()
+        self._resend = RESEND
+        self._resend_at = self._heard + RESEND
+        head = wire.header(frames[0].buffer)
+        kind = head["kind"]
+        if kind == "reply":
+            for session, name, slot_bytes in head["arenas"]:
+                if handle := self._handles.get(session):
+                    with contextlib.suppress(OSError):
+                        handle.slots = Slots(name, slot_bytes)
+            at = 1
+            for record in head["items"]:
+                count = record[5]
+                self._on_record(record, frames[at : at + count] if count else ())
+                at += count
+        elif kind == "welcome":
+            if self._run not in (None, head["run"]):
+                self._lose("the server is a new one: what ran on the old one is gone")
+            self._run, self.lease = head["run"], head["lease"]
+            self._again()
+        elif kind == "error":
+            self._on_error(head)
+
+    def _on_error(self, head: dict[str, Any]) -> None:
+        code, text = head["code"], head["message"]
+        if code == "hello":
+            self._hello()
+        elif code == "token":
+            raise UserError(f"{self.address}: the server refuses this token; it prints where its own is")
+        else:
+            for handle in self._handles.values():
+                if handle.pending is not None and handle.pending[3] == head["req"]:
+                    self._settle(handle, "BAD_REQUEST", text)
+
+    def _on_record(self, record: list[Any], frames: Sequence[zmq.Frame]) -> None:
+        session, step, status, ms, result, _, slot, generation = record
+        if session < 0:
+            value = wire.unpack(result)[5]
+            self._controls[session] = Reply(session, 0, status, Obs(), 0.0, False, False, {}, ms, value)
+            return
+        handle = self._handles.get(session)
+        pending = handle.pending if handle is not None else None
+        if handle is None or pending is None or pending[0] != step:
+            return  # a reply that nobody waits for any more
+        obs, reward, terminated, truncated, info, value = wire.unpack(result)
+        if obs is None:
+            seen = Obs()
+        elif slot >= 0:
+            data = handle.slots.read(slot, generation) if handle.slots else None
+            if data is None:
+                self._settle(handle, "LOST", "the observation in shared memory was overwritten")
+                return
+            seen = wire.unpack_obs(obs, slot=data)
+        else:
+            seen = wire.unpack_obs(obs, [frame.buffer for frame in frames] if frames else ())
+        if pending[1] == "create" and status == "OK":
+            value = wire.unpack_spec(value)
+        handle.pending = None
+        handle.next = info.get("next", step + 1) if status in _REFUSED else step + 1
+        self._waiting -= 1
+        self._ready.append(Reply(session, step, status, seen, reward, terminated, truncated, info, ms, value))
+
+    def _settle(self, handle: Handle, status: str, text: str) -> None:
+        assert handle.pending is not None
+        step = handle.pending[0]
+        handle.pending = None
+        self._waiting -= 1
+        info = {"error": status.lower(), "message": text}
+        self._ready.append(Reply(handle.number, step, status, Obs(), 0.0, False, status in wire.GONE, info, 0.0))
+
+    def _lose(self, text: str) -> None:
+        for handle in self._handles.values():
+            if handle.pending is not None:
+                self._settle(handle, "LOST", text)
+
+    def _on_silence(self, now: float) -> None:
+        if not self._alive():
+            self._lose("the server's process has ended")
+        elif now - self._heard > self._patience:
+            self._lose(f"{self.address} has not answered for {self._patience:g} s")
+        elif now >= self._resend_at:
+            self._resend = min(2 * self._resend, LONGEST_RESEND)
+            self._resend_at = now + self._resend
+            if self._run is None:
+                self._hello()
+            else:
+                self._again()
+
+    def _again(self) -> None:
+        """Asks again for everything that has no answer; what is done already is not done twice."""
+        items = [
+            [handle.number, handle.pending[0], handle.pending[1], handle.pending[2], -1]
+            for handle in self._handles.values()
+            if handle.pending is not None
+        ]
+        for item in items:
+            self._send("request", {"req": 0, "stream": True, "items": [item]})
+        self._send("request", {"req": 0, "stream": True, "items": [[0, 0, "ping", b"", -1]]})
+
+    def _beat(self) -> None:
+        """Keeps the leases, from a thread and a socket of its own."""
+        socket = self._open_socket(b"h" + os.urandom(16))
+        try:
+            while not self._over.wait(self.lease / 4):
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.send(wire.message("hello", {"token": self._token}), zmq.NOBLOCK)
+                    socket.send(wire.message("renew", {"client": self._identity}), zmq.NOBLOCK)
+                    while True:
+                        socket.recv(zmq.NOBLOCK)
+        finally:
+            socket.close(linger=0)
+
+    def close_all(self) -> None:
+        """Ends every session and the connection; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._over.set()
+        if self._heart is not None:
+            self._heart.join()
+        self._send("bye", {})
+        self._context.destroy(linger=200)
+
+
+def wait_any(clients: Sequence[Client], timeout: float) -> None:
+    """Waits until one of several connections has a message, at most `timeout` seconds."""
+    poller = zmq.Poller()
+    for client in clients:
+        poller.register(client._socket, zmq.POLLIN)
+    poller.poll(timeout * 1e3)

@@ -1,0 +1,314 @@
+"""Starting a step server: as a process of its own behind a context manager (`Server`), or here until it is ended (`serve`)."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from envs.server import arena, auth, discover, wire
+from jaxllm.errors import UserError
+
+START_SECONDS = 60.0  # that a server may take until it serves
+STOP_SECONDS = 10.0  # that it may take to end its workers
+LONGEST_PATH = 80  # bytes of a folder in which sockets can be made; the system allows 107 with their names
+HEAVY = 16  # processes for heavy sessions, by default
+RESTARTS, WINDOW = 5, 300.0  # restarts of a worker within so many seconds
+
+
+def _options(
+    patterns: Sequence[str],
+    *,
+    workers: int | None = None,
+    bind: str | None = None,
+    heavy: int = HEAVY,
+    max_sessions: int = 256,
+    lease: float = 600.0,
+    deadlines: Mapping[str, float] | None = None,
+    encrypt: bool | None = None,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    metrics_port: int | None = None,
+    restarts: int = RESTARTS,
+    window: float = WINDOW,
+    check_memory: bool = False,
+) -> dict[str, Any]:
+    """Settings of a server as plain JSON, checked. Raises UserError."""
+    if isinstance(patterns, str) or not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise UserError(f"a server needs the names of what it may make, such as ['games/*'], not {patterns!r}")
+    workers = min(os.cpu_count() or 1, 8) if workers is None else workers
+    for what, number in (("workers", workers), ("heavy", heavy), ("max_sessions", max_sessions), ("lease", lease)):
+        if number <= 0:
+            raise UserError(f"{what} is a number above 0, not {number}")
+    if wrong := set(deadlines or {}) - set(wire.OPS):
+        raise UserError(f"there is a deadline for {', '.join(sorted(wrong))}; operations are {', '.join(wire.OPS)}")
+    if bind is not None:
+        encrypt = (not auth.is_local(bind)) if encrypt is None else encrypt
+        auth.check_bind(bind, "always", encrypt)
+    return {
+        "patterns": list(patterns),
+        "workers": workers,
+        "bind": bind,
+        "heavy": heavy,
+        "max_sessions": max_sessions,
+        "lease": lease,
+        "deadlines": dict(deadlines or {}),
+        "encrypt": bool(encrypt),
+        "token": token,
+        "token_file": None if token_file is None else str(token_file),
+        "metrics_port": metrics_port,
+        "restarts": restarts,
+        "window": window,
+        "check_memory": check_memory,
+    }
+
+
+class Server:
+    """A step server in a process of its own, which ends with this one, or with the context.
+
+        with Server(["games/*"], workers=2) as server:
+            client = Client(server.address, server.token)
+
+    Args:
+      patterns: names that it may make; ``mine:*`` for factories of your own module.
+      workers: processes that light sessions share; by default one a core, at most 8.
+      bind: address; by default a socket in a private folder. ``tcp://127.0.0.1:0`` takes any free port.
+      heavy: processes for heavy sessions, at most.
+      max_sessions: at once; more get CAPACITY.
+      lease: seconds after which a session is ended whose client is silent.
+      deadlines: seconds by operation, in place of the environments' own.
+      encrypt: with CURVE; by default where other hosts can reach it.
+      token_file: where the token is written too, for other processes; mode 0600.
+      metrics_port: of a page for Prometheus on the loopback, http://127.0.0.1:PORT/metrics.
+      restarts, window: how often a worker may be started again within how many seconds.
+      check_memory: checksums of what lies in shared memory.
+
+    Raises UserError for a wrong setting, or if the server does not start.
+    """
+
+    def __init__(self, patterns: Sequence[str], **settings: Any):
+        options = _options(patterns, **settings)
+        self.address = self.token = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "envs.server.serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(options) + "\n")
+            self._process.stdin.flush()
+            started = _read_line(self._process, START_SECONDS)
+            if "error" in started:
+                raise UserError(started["error"])
+            self.address, self.token, self.token_file = started["address"], started["token"], Path(started["token_file"])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the server and all that it started; may be called twice."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read_line(process: subprocess.Popen, seconds: float) -> dict[str, Any]:
+    import select
+
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], seconds)[0]:
+        raise UserError(f"the step server did not start within {seconds:g} s")
+    line = process.stdout.readline()
+    if not line:
+        raise UserError(f"the step server ended while it started, with exit code {process.wait()}; its log says why")
+    return json.loads(line)
+
+
+def serve(patterns: Sequence[str], **settings: Any) -> int:
+    """Serves here, in the main thread, until SIGTERM or Ctrl-C; prints the address and where the token is.
+
+    Settings as of `Server`. Returns the exit code: 0 after SIGTERM, 130 after Ctrl-C. Raises UserError for a wrong setting.
+    """
+
+    def started(address: str, token_file: Path, token: str) -> None:
+        print(f"serving {', '.join(patterns)} at {address}\ntoken in {token_file}", flush=True)
+
+    return _run(_options(patterns, **settings), started, None)
+
+
+def main() -> None:
+    """The process of a `Server`: settings come as a line of JSON; the end of input is the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = json.loads(sys.stdin.readline())
+    out: TextIO = sys.stdout
+
+    def started(address: str, token_file: Path, token: str) -> None:
+        out.write(json.dumps({"address": address, "token_file": str(token_file), "token": token}) + "\n")
+        out.flush()
+
+    try:
+        code = _run(options, started, sys.stdin.fileno())
+    except UserError as error:
+        out.write(json.dumps({"error": str(error)}) + "\n")
+        code = 1
+    sys.exit(code)
+
+
+def _log(text: str) -> None:
+    print(f"step server: {text}", file=sys.stderr, flush=True)
+
+
+def _folder() -> Path:
+    """A private folder for sockets and the token, named after this process; those of dead servers are removed."""
+    base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > LONGEST_PATH - 40:
+        base = Path("/tmp")
+    for path in arena.sweep(base):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in arena.sweep(arena.ROOT):
+        path.unlink(missing_ok=True)
+    folder = base / f"{arena.owner_name(os.getpid())}-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _run(options: dict[str, Any], started: Callable[[str, Path, str], None], liveness: int | None) -> int:
+    import zmq
+
+    from envs.server.router import Router
+    from envs.server.supervise import Pool
+
+    folder = _folder()
+    prefix = folder.name
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(folder), prefix],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    assert guard.stdin is not None
+    tell = guard.stdin
+
+    def note(line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            tell.write(line + "\n")
+            tell.flush()
+
+    code = 0
+    router: Router | None = None
+    pool: Pool | None = None
+    before: dict[int, Any] = {}
+    try:
+        public, secret = zmq.curve_keypair() if options["encrypt"] else (None, None)
+        token = options["token"] or auth.new_token(public)
+        pool = Pool(
+            folder,
+            note,
+            workers=options["workers"],
+            heavy=options["heavy"],
+            restarts=options["restarts"],
+            window=options["window"],
+            crc=options["check_memory"],
+            log=_log,
+        )
+        bind = options["bind"] or f"ipc://{folder}/front"
+        try:
+            router = Router(
+                folder,
+                prefix,
+                bind,
+                token,
+                options["patterns"],
+                pool,
+                secret_key=secret,
+                max_sessions=options["max_sessions"],
+                lease=options["lease"],
+                deadlines=options["deadlines"],
+                log=_log,
+            )
+        except zmq.ZMQError as error:
+            raise UserError(f"{bind}: {error.strerror}") from error
+        token_file = Path(options["token_file"] or folder / "token")
+        auth.write(token_file, token)
+        discover.note(folder, router.address, token_file)
+        running = router
+
+        def stop(number: int, _: Any) -> None:
+            nonlocal code
+            code = 130 if number == signal.SIGINT else 0
+            running.stop()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, *([signal.SIGINT] if liveness is None else [])):
+                before[number] = signal.signal(number, stop)
+        if options["metrics_port"] is not None:
+            from envs.server.metrics import start_page
+
+            page = start_page(options["metrics_port"], router.address, token)
+        else:
+            page = None
+        started(router.address, token_file, token)
+        router.run(liveness)
+        if page is not None:
+            page.shutdown()
+    finally:
+        if router is not None:
+            router.close()
+        elif pool is not None:
+            pool.close()
+        tell.close()
+        guard.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+if __name__ == "__main__":
+    main()
