@@ -2,7 +2,8 @@
 
 import fnmatch
 import importlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from envs.api import Env, EnvSpec, Family, Policy
@@ -28,7 +29,7 @@ def family(name: str) -> Family:
     return cast(Family, importlib.import_module(FAMILIES[name][0]))
 
 
-def make(name: str, **options: Any) -> Env:
+def make(name: str, /, **options: Any) -> Env:
     """Makes an environment.
 
     Args:
@@ -39,20 +40,20 @@ def make(name: str, **options: Any) -> Env:
       UserError: an unknown name or option, or something that is not installed, with the remedy.
     """
     if ":" in name.split("/")[0]:
-        return _own(name)(**options)
-    module, rest = _split(name)
+        return _own(name, options)
+    module, rest = _split(name, options)
     if missing := module.missing():
         raise UserError(f"{name} can't be made here: {missing}")
     return module.make(rest, **options)
 
 
-def describe(name: str, **options: Any) -> EnvSpec:
+def describe(name: str, /, **options: Any) -> EnvSpec:
     """The spec of an environment, without starting it. Raises UserError for an unknown name."""
     if ":" in name.split("/")[0]:
-        env = _own(name)(**options)
+        env = _own(name, options)
         env.close()
         return env.spec
-    module, rest = _split(name)
+    module, rest = _split(name, options)
     return module.describe(rest, **options)
 
 
@@ -67,20 +68,28 @@ def oracle(name: str, seed: int = 0) -> Policy | None:
     """A policy that solves an environment, for one episode, where its family has one."""
     if ":" in name.split("/")[0]:
         return None
-    module, rest = _split(name)
+    module, rest = _split(name, {})
     return module.oracle(rest, seed)
 
 
-def _split(name: str) -> tuple[Family, str]:
+def _split(name: str, options: Mapping[str, Any]) -> tuple[Family, str]:
+    if "name" in options:
+        raise UserError(f"{name} has no option name")
     prefix, slash, rest = name.partition("/")
     if not slash or not rest:
         raise UserError(f"an environment is named family/name, as in games/sokoban, not {name!r}; see `jaxllm envs list`")
     return family(prefix), rest
 
 
-def _own(name: str) -> Any:
+def _own(name: str, options: Mapping[str, Any]) -> Any:
+    """An environment of the user's own factory. What that raises by itself is its own affair."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{name}: {error}; name it module:Class, with the module on Python's path") from error
+    try:
+        inspect.signature(factory).bind(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} can't be made with the options {dict(options)}: {error}") from error
+    return factory(**options)

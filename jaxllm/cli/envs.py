@@ -148,8 +148,9 @@ def matching(pattern: str) -> "list[EnvSpec]":
         pattern = f"*/*{pattern}*"
     if found := list(envs.names(pattern)):
         return [envs.describe(name) for name in found]
-    asked = pattern.partition("/")[2].strip("*")
-    near = difflib.get_close_matches(asked, [name.partition("/")[2] for name in envs.names("*/*")], n=3)
+    head, _, rest = pattern.partition("/")
+    there = envs.names(f"{head}/*" if head in envs.FAMILIES else "*/*")
+    near = difflib.get_close_matches(rest.strip("*"), [name.partition("/")[2] for name in there], n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `jaxllm envs list`"
     raise UserError(f"no environment matches {pattern!r}; {hint}")
 

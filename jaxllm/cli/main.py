@@ -8,7 +8,7 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxllm.cli import commands, interrupt, runtime
@@ -70,13 +70,21 @@ def _dispatch(argv: list[str]) -> int:
     words = 2 if family else 1
     name, arguments = " ".join(argv[:words]), argv[words:]
     if name not in known:
-        close = difflib.get_close_matches(name, family or [*known, *(name.split()[0] for name in known)], n=1)
+        close = _close(name, family, known)
         hint = f"did you mean {close[0]!r}?" if close else "the commands are: " + ", ".join(family or known)
         kind = "option" if name.startswith("-") else "command"
         print(f"jaxllm: unknown {kind} {name!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
     command = _parse(name, known[name], arguments)
     return command if isinstance(command, int) else _run(command, verbose)
+
+
+def _close(name: str, family: list[str], known: Iterable[str]) -> list[str]:
+    """The command that was meant, if one is near: of a family of two words, by the second."""
+    if family:
+        seconds = {other.split()[1]: other for other in family}
+        return [seconds[word] for word in difflib.get_close_matches(name.partition(" ")[2], seconds, n=1)]
+    return difflib.get_close_matches(name, [*known, *{other.split()[0] for other in known}], n=1)
 
 
 def _take_verbose(argv: list[str]) -> tuple[list[str], bool]:

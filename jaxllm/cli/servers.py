@@ -62,7 +62,7 @@ class Serve:
 
 @dataclasses.dataclass(frozen=True)
 class Top:
-    """Watch step servers: sessions, steps per second, latencies, restarts and errors, every second.
+    """Watch step servers: sessions, steps per second, latencies, restarts, errors.
 
     Without an address, all of your servers on this host. In a pipe, and with --once, each is shown once.
     """
