@@ -134,6 +134,11 @@ class Browser:
         return tuple(self._live().log.refused)
 
     @property
+    def downloaded(self) -> tuple[str, ...]:
+        """Names of the files that the page has put into the folder for downloads, in order."""
+        return tuple(self._live().log.downloads)
+
+    @property
     def worn(self) -> bool:
         """Whether the process should be replaced (`recycle`): it has navigated often, or its memory has grown."""
         return self.navigations >= MAX_NAVIGATIONS or self.memory() - self._memory > MAX_GROWTH

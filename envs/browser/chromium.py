@@ -1,5 +1,6 @@
 """Our own driver: Chromium over its debugging pipe."""
 
+from pathlib import Path
 from typing import Any
 
 from envs.actions import shown
@@ -26,6 +27,7 @@ class Chromium(Driver):
         self._loading = False
         self._popup = ""
         self._chooser: int | None = None  # the input that waits for files
+        self._downloads: dict[str, str] = {}  # those on their way: id -> file name
         self._world: int | None = None  # where the walk runs, apart from the page's own scripts
         self._launched: Launched = launch(settings)
         self.backend = self._launched.backend
@@ -34,6 +36,8 @@ class Chromium(Driver):
         self._inputs = Inputs(self._pipe, self._clock)
         self._pipe.handlers.update(
             {
+                "Browser.downloadProgress": self._on_progress,
+                "Browser.downloadWillBegin": self._on_download,
                 "Fetch.requestPaused": self._on_request,
                 "Inspector.targetCrashed": self._on_crash,
                 "Page.fileChooserOpened": self._on_chooser,
@@ -185,6 +189,9 @@ class Chromium(Driver):
             self.log.refuse(popup)
         elif self._loading or navigations != self.log.navigations:
             self._settle()
+        if self._settings.downloads is not None:
+            self._pipe.call("Browser.getVersion", self._settings.patience, browser=True)  # what began by now has been said
+            self._clock.until(lambda: not self._downloads, "a download")
 
     # Events. Their handlers send, but never wait.
 
@@ -213,6 +220,15 @@ class Chromium(Driver):
 
     def _on_chooser(self, event: Message) -> None:
         self._chooser = event.get("backendNodeId")
+
+    def _on_download(self, event: Message) -> None:
+        self._downloads[event["guid"]] = event["suggestedFilename"]
+
+    def _on_progress(self, event: Message) -> None:
+        if event["state"] != "inProgress":
+            name = self._downloads.pop(event["guid"], "")
+            if event["state"] == "completed":
+                self.log.downloads.append(Path(event.get("filePath", name)).name)
 
     def _on_request(self, event: Message) -> None:
         url = event["request"]["url"]

@@ -18,7 +18,7 @@ FORMATS = {
     "png": {"format": "png", "optimizeForSpeed": True},
     "jpeg": {"format": "jpeg", "quality": 80, "optimizeForSpeed": True},
 }
-_NUDGE = 0.001  # ms by which a frame that only moves a call along is later than the one before
+_NUDGE = 0.002  # ms by which a frame that only moves a call along is later than the one before
 _SHOT = 0.5  # ms after the last slice's end: the time of its screenshot, whatever calls were moved along before
 _MOMENT = 0.1  # s in which a call may answer without another frame
 _LOAD_SLICE = 5.0  # ms of virtual time granted at once while a page loads
@@ -39,6 +39,9 @@ class Clock(Protocol):
 
     def align(self, ms: float) -> None:
         """Moves the frames' clock forward, to that of a new page. Frame times never go back."""
+
+    def stamp(self) -> float:
+        """Now in the page's time, as input events have it, in seconds since 1970 of the real clock."""
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         """Lets the browser work, without page time, until something holds. Raises HungError, CrashedError."""
@@ -83,6 +86,10 @@ class TimerClock:
 
     def align(self, ms: float) -> None:
         """Frames come by themselves."""
+
+    def stamp(self) -> float:
+        """See `Clock`."""
+        return time.time()
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         """See `Clock`."""
@@ -159,6 +166,7 @@ class FrameClock(TimerClock):
         super().__init__(pipe, patience, slice_ms)
         self._tick = time.monotonic() * 1000 + 50  # the last frame's time, in ms of the browser's monotonic clock
         self._due = self._tick  # the virtual time on that clock
+        self._origin = time.time() - time.monotonic()
         self._flight = 0  # the call of the frame that has not come back; there is one at a time
         self._drawn: dict[str, Any] = {}  # the reply to the last frame
         self._image: tuple[str, bytes] | None = None
@@ -179,9 +187,13 @@ class FrameClock(TimerClock):
         """See `Clock`."""
         self._due = max(self._due + ms, self._tick)
 
+    def stamp(self) -> float:
+        """See `Clock`."""
+        return self._due / 1000 + self._origin
+
     def screenshot(self, form: str) -> bytes:
         """See `Clock`."""
-        self._draw(self._due + _SHOT, 1.0, noDisplayUpdates=False, screenshot=FORMATS[form])
+        self._draw(self._due + _SHOT, 1.0, screenshot=FORMATS[form])
         if data := self._drawn.get("screenshotData"):
             self._image = form, base64.b64decode(data)
         elif self._image is None or self._image[0] != form:
@@ -190,8 +202,10 @@ class FrameClock(TimerClock):
 
     def complete(self, numbers: list[int], what: str) -> None:
         """See `Clock`."""
-        if not self._flight:
-            self._send_frame(self._tick, 1.0)
+        barrier = self._pipe.send("Runtime.evaluate", expression="0")
+        self.until(lambda: self._pipe.arrived(barrier), what)
+        self._pipe.reply(barrier)  # by now the page has the input, and one frame is enough for it
+        self._draw(self._tick, 1.0)
         super().complete(numbers, what)
 
     def _grant(self, ms: float) -> None:
@@ -221,10 +235,10 @@ class FrameClock(TimerClock):
         self.until(lambda: not self._flight, "a frame")
 
     def _send_frame(self, at: float, interval: float, **parameters: Any) -> None:
-        self._tick = max(self._tick + _NUDGE, at)
-        parameters.setdefault("noDisplayUpdates", True)
+        # Whole microseconds, as the browser has them: two frames of the same time stop it for good.
+        self._tick = round(max(self._tick + _NUDGE, at), 3)
         self._flight = self._pipe.send(
-            "HeadlessExperimental.beginFrame", frameTimeTicks=self._tick, interval=interval, **parameters
+            "HeadlessExperimental.beginFrame", frameTimeTicks=self._tick + 0.0005, interval=interval, **parameters
         )
 
     def _land(self) -> None:

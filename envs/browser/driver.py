@@ -29,6 +29,7 @@ class Log:
 
     dialogs: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # kind and message; each was accepted at once
     refused: list[str] = dataclasses.field(default_factory=list)  # URLs that the page asked for and did not get
+    downloads: list[str] = dataclasses.field(default_factory=list)  # names of files that came whole
     navigations: int = 0
     url: str = "about:blank"
 

@@ -68,7 +68,8 @@ class Inputs:
 
     def _issue(self, events: Any) -> None:
         """Sends events in order and waits until the page has had them all."""
-        numbers = [self._pipe.send(f"Input.dispatch{kind}Event", **parameters) for kind, parameters in events]
+        now = self._clock.stamp()
+        numbers = [self._pipe.send(f"Input.dispatch{kind}Event", timestamp=now, **parameters) for kind, parameters in events]
         self._clock.complete(numbers, "input")
 
     def _mouse(self, kind: str, **parameters: Any) -> Event:

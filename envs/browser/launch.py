@@ -107,7 +107,7 @@ class Launched:
             behaviour = {"behavior": "deny"}
             if settings.downloads is not None:
                 behaviour = {"behavior": "allow", "downloadPath": str(settings.downloads)}
-            call("Browser.setDownloadBehavior", **behaviour)
+            call("Browser.setDownloadBehavior", eventsEnabled=True, **behaviour)
             if not options:
                 pipe.call(
                     "Emulation.setDeviceMetricsOverride", _START, width=width, height=height, deviceScaleFactor=1, mobile=False

@@ -27,7 +27,7 @@ class Answer:
     """An answer to a request: either the browser goes on by itself, or it is refused, or it gets these."""
 
     error: str = ""  # the protocol's reason for a refusal
-    go_on: bool = False  # the browser reads the file itself
+    go_on: bool = False  # the browser sees to it itself: a file, or something that the page made
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
@@ -69,6 +69,8 @@ class Reach:
     def answer(self, request: Mapping[str, Any], cookies: str = "") -> Answer:
         """The answer to a request of the page, as the protocol describes it."""
         url = request["url"]
+        if url.startswith(("blob:", "data:")):  # made by the page itself
+            return Answer(go_on=True)
         parts = _split(url)
         if parts is None or not self.allows(url):
             return Answer(error="AccessDenied")
