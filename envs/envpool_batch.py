@@ -60,9 +60,10 @@ class PoolBatch:
 class MixedBatch:
     """Rows of several batches, and of steps that were refused, in the order of `ids`."""
 
-    def __init__(self, ids: np.ndarray, parts: Sequence[PoolBatch], refused: Mapping[int, "Refusal"]):
+    def __init__(self, ids: np.ndarray, parts: Sequence["PoolBatch | MixedBatch"], refused: Mapping[int, "Refusal"]):
         where = {int(id): (part, row) for part in parts for row, id in enumerate(part.ids)}
         self.ids = ids
+        self.restarted: np.ndarray | None = None  # see `PoolBatch`
         self.reward = np.zeros(len(ids))
         self.terminated = np.zeros(len(ids), bool)
         self.truncated = np.zeros(len(ids), bool)
@@ -81,7 +82,12 @@ class MixedBatch:
     @cached_property
     def obs(self) -> list[Obs]:
         """The observations; that of a refused step is the last one."""
-        return [row.obs if isinstance(row, Refusal) else row[0].observation(row[1]) for row in self._rows]
+        return [self.observation(place) for place in range(len(self.ids))]
+
+    def observation(self, place: int) -> Obs:
+        """The observation of one row."""
+        row = self._rows[place]
+        return row.obs if isinstance(row, Refusal) else row[0].observation(row[1])
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -29,13 +29,12 @@ class EnvPool(BaseEnv):
         self._info: dict[str, Any] = {}
         super().__init__(env_spec(self.layout, name), options)
 
-    def step(self, action: Action | Invalid) -> StepResult:
-        """See `Env.step`. An action of the wrong shape or out of bounds is refused as ``bad_argument``."""
-        if isinstance(action, Action) and action.name == "act" and set(action.arguments) == {"value"}:
-            checked = self.layout.action(action.arguments["value"])
-            if isinstance(checked, Invalid):
-                return super().step(checked)
-        return super().step(action)
+    def _check(self, action: Action) -> Action | Invalid:
+        """As everybody's, and each number of an array has bounds of its own."""
+        checked = super()._check(action)
+        if isinstance(checked, Action) and isinstance(wrong := self.layout.action(checked.arguments["value"]), Invalid):
+            return wrong
+        return checked
 
     def close(self) -> None:
         """See `Env.close`: ends the pool's thread."""

@@ -53,6 +53,7 @@ class EnvPoolVector:
         self._groups = [_Group(first, min(batch_size, num_envs - first)) for first in range(0, num_envs, batch_size)]
         self._over = np.ones(num_envs, bool)  # no episode runs
         self._steps = np.zeros(num_envs, np.int64)
+        self._longest = 0  # no episode has taken more steps
         self._ended = True  # whether any is over
         self._stopped = True  # whether any may be over that envpool would go on with
         self._failures = np.zeros(num_envs, np.int64)  # refused in a row
@@ -125,10 +126,10 @@ class EnvPoolVector:
     def step(self, actions: Any, ids: Iterable[int] | None = None, *, restart: bool = False) -> Any:
         """One step of some environments, or of all: an array [k, ...] of envpool's actions, or k of `envs.Action`.
 
-        An action of the wrong shape or out of bounds is not done: its status is PARSE_ERROR. With ``restart``, a step of all
-        that finds an episode over starts the next one in its place, in the same call: the batch's ``restarted`` says where, the
-        action is not done, the reward is 0. Raises UserError for another number of actions, for environments whose answer is
-        awaited, and for a restart that envpool can't do at once.
+        An action of the wrong shape or out of bounds is not done: its status is PARSE_ERROR. With ``restart``, an episode that
+        is over is not stepped but the next one started in its place, as `reset` does: the batch's ``restarted`` says where.
+        That saves a call for each step in which one ends. Raises UserError for another number of actions, and for environments
+        whose answer is awaited.
         """
         if ids is None and self._fast and not self._queue and self._plain(actions) and len(actions) == self.num_envs:
             group = self._groups[0]
@@ -136,25 +137,31 @@ class EnvPoolVector:
                 restarted = self._over if self._ended else None
                 obs, reward, terminated, truncated, info = group.pool.step(actions)
                 return self._stepped(group, obs, reward, terminated, truncated, info, restarted)
-        if restart:
-            raise UserError(
-                "restart is for a step of all environments in one batch, with an array of actions within bounds, after a first "
-                "reset and resets of those that too many refused actions ended"
-            )
         chosen = self._chosen(ids)
         if self._queue:
             raise UserError("some steps await `recv`: receive them before `step`")
-        self.send(actions, chosen)
-        parts, refused = [], {}
+        if len(actions) != len(chosen):
+            raise UserError(f"{len(actions)} actions for {len(chosen)} environments")
+        parts: list[Any] = []
+        refused = {}
+        ended = self._over[chosen] & restart
+        if ended.any():
+            parts.append(self.reset(chosen[ended]))
+        if not ended.all():
+            plain = isinstance(actions, np.ndarray)
+            rest = actions[~ended] if plain else [action for action, over in zip(actions, ended, strict=True) if not over]
+            self.send(rest, chosen[~ended])
         for entry in self._queue:
             if isinstance(entry, _Group):
                 parts.append(self._receive(entry))
             else:
                 refused[entry[0]] = entry[1]
         self._queue.clear()
-        if not refused and len(parts) == 1 and np.array_equal(parts[0].ids, chosen):
+        if not refused and len(parts) == 1 and np.array_equal(parts[0].ids, chosen) and not ended.any():
             return parts[0]
-        return MixedBatch(chosen, parts, refused)
+        batch = MixedBatch(chosen, parts, refused)
+        batch.restarted = ended if ended.any() else None
+        return batch
 
     def send(self, actions: Any, ids: Iterable[int] | None = None) -> None:
         """Starts a step of some environments, or of all: see `step`."""
@@ -329,6 +336,13 @@ class EnvPoolVector:
             batch.rewards = reward.reshape(len(ids), self.layout.players)
         batch.reward = self.layout.rewards(reward, movers)
         batch.terminated, batch.truncated, batch.restarted = terminated, truncated, restarted
+        self._longest += 1
+        if self._longest >= self.spec.max_steps:  # some of envpool's environments do not know their limit
+            self._longest = int(self._steps.max())
+            late = (self._steps[ids] >= self.spec.max_steps) & ~terminated & ~truncated
+            if late.any():
+                batch.truncated = truncated = truncated | late
+                self._stopped = True
         over = terminated | truncated
         if everyone:
             self._over = over
