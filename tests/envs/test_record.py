@@ -126,8 +126,9 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path):
 
 
 def test_the_same_episodes_come_from_many_environments_at_once(tmp_path: Path):
-    record(COUNT, 5, tmp_path / "one")
-    record(COUNT, 5, tmp_path / "many", num_envs=3, workers=1)
+    run = Run("tests.envs.toys:Toy", "random", 7)
+    record(run, 5, tmp_path / "one")
+    record(run, 5, tmp_path / "many", num_envs=3, workers=1)
     columns = [name for name in SCHEMA.names if name != "info"]
     one, many = ([{name: row[name] for name in columns} for row in rows(tmp_path / name)] for name in ("one", "many"))
     assert one == many
