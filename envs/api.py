@@ -171,7 +171,11 @@ Policy = Callable[[Mapping[str, Json], Obs], Action]
 
 
 class Family(Protocol):
-    """What a family's module offers to the registry. Names are without the family's prefix."""
+    """What a family's module offers to the registry. Names are without the family's prefix.
+
+    A family that batches better than processes do also has ``make_vec(name, num_envs, batch_size, *, seed, options)``, which
+    returns what works as a `envs.vector.Vector`.
+    """
 
     def names(self) -> list[str]:
         """Every environment of the family, sorted; empty where the user names any (`page`, `gym`, `openenv`)."""

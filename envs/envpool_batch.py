@@ -61,8 +61,10 @@ class MixedBatch:
     """Rows of several batches, and of steps that were refused, in the order of `ids`."""
 
     def __init__(self, ids: np.ndarray, parts: Sequence["PoolBatch | MixedBatch"], refused: Mapping[int, "Refusal"]):
-        where = {int(id): (part, row) for part in parts for row, id in enumerate(part.ids)}
-        self.ids = ids
+        where: dict[int, tuple[PoolBatch | MixedBatch, int]] = {
+            int(id): (part, row) for part in parts for row, id in enumerate(part.ids)
+        }
+        self.ids: np.ndarray = ids
         self.restarted: np.ndarray | None = None  # see `PoolBatch`
         self.reward = np.zeros(len(ids))
         self.terminated = np.zeros(len(ids), bool)

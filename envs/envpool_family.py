@@ -130,12 +130,14 @@ def make(name: str, **options: Any) -> Env:
     return EnvPool(name, options)
 
 
-def make_vec(name: str, num_envs: int, batch_size: int | None = None, **options: Any) -> Any:
-    """Many of one id in envpool's own batches: see `envs.envpool_vector.EnvPoolVector`, whose ``seed`` is taken as well."""
+def make_vec(
+    name: str, num_envs: int, batch_size: int | None = None, *, seed: int = 0, options: Mapping[str, Any] | None = None
+) -> Any:
+    """Many of one id in envpool's own batches: `envs.envpool_vector.EnvPoolVector`. `envs.make_vec` comes here by itself."""
     from envs.envpool_vector import EnvPoolVector
 
     _check(name)
-    return EnvPoolVector(name, num_envs, batch_size, **options)
+    return EnvPoolVector(name, num_envs, batch_size, seed=seed, options=options)
 
 
 def _check(name: str) -> None:

@@ -5,7 +5,7 @@ are made only when they are looked at.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,18 +37,27 @@ class EnvPoolVector:
     and can't be interrupted: `recv` has no use for its timeout.
     """
 
-    def __init__(self, name: str, num_envs: int, batch_size: int | None = None, *, seed: int = 0, **options: Any):
-        """Makes it. Environment i's first episode has the seed `session_seed(seed, "envpool/<id>", i)`.
+    def __init__(
+        self,
+        name: str,
+        num_envs: int,
+        batch_size: int | None = None,
+        *,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ):
+        """Makes it; options are those of envpool's id.
 
+        The seed of environment i's first episode is `session_seed(seed, "envpool/<id>", i)`; the next ones follow from it.
         Raises UserError for an unknown id or option, and for sizes that are none.
         """
         batch_size = num_envs if batch_size is None else batch_size
         if num_envs < 1 or not 1 <= batch_size <= num_envs:
             raise UserError(f"a vector of {num_envs} environments and batches of {batch_size}: 1 <= batch_size <= num_envs")
         self.num_envs, self.batch_size = num_envs, batch_size
-        self.layout = layout(name, options)
+        self._options = dict(options or {})
+        self.layout = layout(name, self._options)
         self.spec = env_spec(self.layout, name)
-        self._options = dict(options)
         self._seeds = [session_seed(seed, self.spec.name, index) for index in range(num_envs)]
         self._groups = [_Group(first, min(batch_size, num_envs - first)) for first in range(0, num_envs, batch_size)]
         self._over = np.ones(num_envs, bool)  # no episode runs
@@ -62,7 +71,7 @@ class EnvPoolVector:
         self._sent = np.zeros(num_envs, bool)
         self._last = np.empty(num_envs, object)  # the batch with an environment's last observation
         self._rows = np.zeros(num_envs, np.int64)  # and its row there
-        self._queue: list[_Group | tuple[int, Refusal]] = []  # what `recv` gives, in order
+        self._queue: list[_Group | PoolBatch | MixedBatch | tuple[int, Refusal]] = []  # what `recv` gives, in order
         self._all = np.arange(num_envs)
         self._all.flags.writeable = False
         self._fast = len(self._groups) == 1 and not self.layout.together
@@ -109,11 +118,13 @@ class EnvPoolVector:
                 for id, seed in zip(chosen.tolist(), seeds, strict=True):
                     if id in part:
                         self._seeds[id] = int(seed)
+                self._settle(group)
                 group.pool = None
-        parts = []
+        parts: list[PoolBatch | MixedBatch] = []
         for group in self._groups:
             mine = chosen[(chosen >= group.first) & (chosen < group.first + group.count)]
             if len(mine):
+                self._settle(group)
                 group.pool = group.pool or self._pool(group)
                 obs, info = group.pool.reset((mine - group.first).astype(np.int32))
                 self._over[mine] = False
@@ -122,6 +133,18 @@ class EnvPoolVector:
         self._ended = bool(self._over.any())
         self._stopped = self._stopped and self._ended
         return parts[0] if len(parts) == 1 and np.array_equal(parts[0].ids, chosen) else MixedBatch(chosen, parts, {})
+
+    def send_reset(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        tasks: Sequence[Task | None] | None = None,
+    ) -> None:
+        """As `reset`, whose batch `recv` gives among the others."""
+        batch = self.reset(ids, seeds=seeds, tasks=tasks)
+        self._sent[batch.ids] = True
+        self._queue.append(batch)
 
     def step(self, actions: Any, ids: Iterable[int] | None = None, *, restart: bool = False) -> Any:
         """One step of some environments, or of all: an array [k, ...] of envpool's actions, or k of `envs.Action`.
@@ -142,8 +165,8 @@ class EnvPoolVector:
             raise UserError("some steps await `recv`: receive them before `step`")
         if len(actions) != len(chosen):
             raise UserError(f"{len(actions)} actions for {len(chosen)} environments")
-        parts: list[Any] = []
-        refused = {}
+        parts: list[PoolBatch | MixedBatch] = []
+        refused: dict[int, Refusal] = {}
         ended = self._over[chosen] & restart
         if ended.any():
             parts.append(self.reset(chosen[ended]))
@@ -151,12 +174,8 @@ class EnvPoolVector:
             plain = isinstance(actions, np.ndarray)
             rest = actions[~ended] if plain else [action for action, over in zip(actions, ended, strict=True) if not over]
             self.send(rest, chosen[~ended])
-        for entry in self._queue:
-            if isinstance(entry, _Group):
-                parts.append(self._receive(entry))
-            else:
-                refused[entry[0]] = entry[1]
-        self._queue.clear()
+        while self._queue:
+            self._deliver(self._queue.pop(0), parts, refused)
         if not refused and len(parts) == 1 and np.array_equal(parts[0].ids, chosen) and not ended.any():
             return parts[0]
         batch = MixedBatch(chosen, parts, refused)
@@ -194,16 +213,12 @@ class EnvPoolVector:
         Raises UserError where nothing was sent.
         """
         if not self._queue:
-            raise UserError("nothing to receive: send actions first")
+            raise UserError("nothing is on its way: send actions, or a reset, first")
         wanted = self.batch_size if min_items is None else max(1, min_items)
-        parts: list[PoolBatch] = []
+        parts: list[PoolBatch | MixedBatch] = []
         refused: dict[int, Refusal] = {}
         while self._queue and sum(map(len, parts)) + len(refused) < wanted:
-            entry = self._queue.pop(0)
-            if isinstance(entry, _Group):
-                parts.append(self._receive(entry))
-            else:
-                refused[entry[0]] = entry[1]
+            self._deliver(self._queue.pop(0), parts, refused)
         if len(parts) == 1 and not refused:
             return parts[0]
         ids = [*(id for part in parts for id in part.ids.tolist()), *refused]
@@ -284,7 +299,7 @@ class EnvPoolVector:
             self._over[id] = truncated
             self._ended = self._ended or truncated
             self._stopped = self._stopped or truncated
-        self._sent[id] = False
+        self._sent[id] = True
         obs = self._seen(id)
         self._queue.append((id, Refusal(status, obs, why.error, why.message, truncated)))
 
@@ -300,6 +315,21 @@ class EnvPoolVector:
         if group.waiting and not group.busy:
             self.layout.send(group.pool, *group.waiting.pop(0))
             group.busy = True
+
+    def _settle(self, group: _Group) -> None:
+        """Receives what a pool is at, for the queue: a reset would mix with it."""
+        for place, entry in enumerate(self._queue):
+            if entry is group:
+                self._queue[place] = self._receive(group)
+
+    def _deliver(self, entry: Any, parts: list[PoolBatch | MixedBatch], refused: dict[int, Refusal]) -> None:
+        """Adds what an entry of the queue stands for to a batch."""
+        if isinstance(entry, tuple):
+            refused[entry[0]] = entry[1]
+            self._sent[entry[0]] = False
+        else:
+            parts.append(self._receive(entry) if isinstance(entry, _Group) else entry)
+            self._sent[parts[-1].ids] = False
 
     def _receive(self, group: _Group) -> PoolBatch:
         obs, reward, terminated, truncated, info = group.pool.recv()
@@ -325,7 +355,6 @@ class EnvPoolVector:
             self._steps += 1
         else:
             self._steps[ids] += 1
-            self._sent[ids] = False
         if restarted is not None:
             self._steps[restarted] = 0
         if self._failing:

@@ -22,11 +22,11 @@ import numpy as np
 
 from envs.api import Action, EnvSpec, Invalid, Json, Obs, Task
 from envs.digest import session_seed
+from envs.registry import FAMILIES, family
 from jaxllm.errors import UserError
 
 if TYPE_CHECKING:
-    from envs.server.client import Client, Reply
-    from envs.server.serve import Server
+    from envs.server.client import Reply
 
 ROOM_SECONDS = 60.0  # that a session waits for room on its server
 REVIVALS, REVIVAL_SECONDS = 5, 300.0  # how often the own server may be started again within how many seconds
@@ -98,7 +98,7 @@ def make_vec(
       workers: processes that light environments share. A heavy one (a browser, a shell) has its own in any case.
       seed: of the run. The e-th episode of environment i has a seed that follows from these three alone.
       options: of the environments, plain JSON; one for all, or as many as names.
-      address: of running servers (``jaxllm envs serve``), which share the environments; by default one is started and ended here.
+      address: of running servers (``jaxllm envs serve``), which share the environments; by default one is started here.
       token: of the servers, or the path of its file.
       ahead: how many environments to keep reset in advance, of each kind. They step in where an episode ends, so that a slow
         reset holds up nobody.
@@ -107,6 +107,10 @@ def make_vec(
     Raises:
       UserError: an unknown name or option, something that is not installed, or a server that refuses.
     """
+    if isinstance(name, str) and workers is None and address is None and not ahead and not settings:
+        own = _own_batches(name)  # of a family that batches better than processes do
+        if own is not None and (options is None or isinstance(options, Mapping)):
+            return own(name.partition("/")[2], num_envs, batch_size, seed=seed, options=options)
     names = [name] if isinstance(name, str) else list(name)
     if not names or num_envs < 1:
         raise UserError(f"a vector has at least one environment, not {num_envs} of {names}")
@@ -120,6 +124,12 @@ def make_vec(
         kinds, num_envs if batch_size is None else batch_size,
         workers=workers, seed=seed, address=address, token=token, ahead=ahead, settings=settings,
     )  # fmt: skip
+
+
+def _own_batches(name: str) -> Any:
+    """`make_vec` of the name's family, where it has one."""
+    prefix = name.partition("/")[0]
+    return getattr(family(prefix), "make_vec", None) if prefix in FAMILIES else None
 
 
 class Vector:

@@ -76,7 +76,7 @@ def test_no_transition_is_lost_or_doubled_over_many_ends() -> None:
 
 
 def test_a_step_after_the_end_and_a_wrong_action_hold_up_nobody() -> None:
-    with EnvPoolVector("CliffWalking-v1", 4, max_episode_steps=2) as vector:
+    with EnvPoolVector("CliffWalking-v1", 4, options={"max_episode_steps": 2}) as vector:
         assert vector.step([0, 0, 0, 0]).status == ["EPISODE_OVER"] * 4  # never reset
         vector.reset()
         vector.step([0, 0, 0], [0, 1, 2])
@@ -104,7 +104,7 @@ def test_limits_hold_where_envpool_forgets_them() -> None:
     raw = envpool.make_gymnasium("CliffWalking-v1", num_envs=2, max_episode_steps=2)
     raw.reset()
     assert not any(raw.step(np.zeros(2, np.int32))[3].any() for _ in range(4))
-    with EnvPoolVector("CliffWalking-v1", 2, max_episode_steps=2) as vector:
+    with EnvPoolVector("CliffWalking-v1", 2, options={"max_episode_steps": 2}) as vector:
         vector.reset()
         ends = [vector.step(np.zeros(2, int), restart=True) for _ in range(7)]
         assert [batch.truncated.tolist() for batch in ends] == [[False] * 2, [True] * 2, [False] * 2] * 2 + [[False] * 2]
@@ -144,7 +144,7 @@ def test_two_sends_to_a_pool_are_not_mixed_up() -> None:
             vector.step([0], [1])
         batch = vector.recv()
         assert (batch.ids.tolist(), batch.arrays["obs"].tolist()) == ([4, 2, 0], [24, 24, 24])
-        with pytest.raises(UserError, match="nothing to receive"):
+        with pytest.raises(UserError, match="nothing is on its way"):
             vector.recv()
 
 
@@ -159,6 +159,29 @@ def test_groups_answer_one_after_another() -> None:
     for sizes in ((0, None), (4, 5), (4, 0)):
         with pytest.raises(UserError, match="1 <= batch_size <= num_envs"):
             EnvPoolVector("CliffWalking-v1", *sizes)
+
+
+def test_a_reset_among_steps() -> None:
+    """Environments 0 to 2 are in one pool: a reset waits for the steps that it is at, and mixes nothing."""
+    with EnvPoolVector("CliffWalking-v1", 4, batch_size=3) as vector:
+        vector.reset()
+        vector.step([0] * 4)
+        vector.send([0, 0], [0, 3])
+        assert vector.reset([1]).arrays["obs"].tolist() == [36]
+        vector.send_reset([2])
+        with pytest.raises(UserError, match="await"):
+            vector.reset([2])
+        found = [vector.recv(min_items=1) for _ in range(3)]
+        assert [batch.ids.tolist() for batch in found] == [[0], [3], [2]]
+        assert [batch.arrays["obs"].tolist() for batch in found] == [[12], [12], [36]]
+        assert [batch.obs[0].step for batch in found] == [2, 2, 0]
+
+
+def test_make_vec_takes_the_batched_way_by_itself() -> None:
+    with envs.make_vec("envpool/Game2048-v1", 8, 4, seed=3) as vector:
+        assert isinstance(vector, EnvPoolVector)
+        assert vector.reset().arrays["board"].shape == (8, 4, 4)
+        assert (vector.num_envs, vector.batch_size, vector.specs[7].name) == (8, 4, "envpool/Game2048-v1")
 
 
 def test_seeds_of_a_vector() -> None:
