@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,9 +45,16 @@ KEYS = frozenset(
 
 
 def shown(value: Any) -> str:
-    """A value as a message repeats it: cut where it is long."""
-    text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes) else value)
+    """A value as a message repeats it: cut where it is long or deep."""
+    try:
+        text = _short.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a {type(value).__name__}"
     return text if len(text) <= SHOWN + 2 else text[:SHOWN] + "..."
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 4, SHOWN, SHOWN
 
 
 def on_screen(point: Point, screen_wh: tuple[int, int], where: str = "point") -> Point | Invalid:

@@ -3,7 +3,9 @@
 import fnmatch
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from envs.api import Env, EnvSpec, Family, Policy
@@ -81,15 +83,21 @@ def _split(name: str, options: Mapping[str, Any]) -> tuple[Family, str]:
     return family(prefix), rest
 
 
-def _own(name: str, options: Mapping[str, Any]) -> Any:
-    """An environment of the user's own factory. What that raises by itself is its own affair."""
+def _own(name: str, options: Mapping[str, Any]) -> Env:
+    """An environment of the user's own factory, whose module may lie in the current folder. What that raises is its affair."""
     module, _, attribute = name.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # at the end: it covers nothing
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{name}: {error}; name it module:Class, with the module on Python's path") from error
-    try:
         inspect.signature(factory).bind(**options)
-    except (TypeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = "name it module:Class, with the module in this folder or on Python's path"
+        raise UserError(f"{name}: {error}; {remedy}") from error
+    except TypeError as error:
         raise UserError(f"{name} can't be made with the options {dict(options)}: {error}") from error
-    return factory(**options)
+    env = factory(**options)
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        raise UserError(f"{name} makes no environment: it has no spec (an envs.EnvSpec)")
+    return env
