@@ -63,15 +63,23 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """``y = W x``, or ``y = W x + b``; W is ``(out, in)``, as on disk."""
+    """``y = W x``, or ``y = W x + b``; W is ``(out, in)``, as on disk. An adapter adds ``B A x`` of low rank (LoRA)."""
 
     def __init__(self, out_features: int, in_features: int, *, bias: bool = False):
         self.weight = nnx.Param(jnp.zeros((out_features, in_features)))
         if bias:
             self.bias = nnx.Param(jnp.zeros((out_features,)))
 
+    def adapt(self, rank: int) -> None:
+        """Makes room for an adapter; its parameters are ``lora_a`` (rank, in) and ``lora_b`` (out, rank)."""
+        out_features, in_features = self.weight[...].shape
+        self.lora_a = nnx.Param(jnp.zeros((rank, in_features)))
+        self.lora_b = nnx.Param(jnp.zeros((out_features, rank)))
+
     def __call__(self, x: jax.Array) -> jax.Array:
         y = project(x, self.weight[...])
+        if hasattr(self, "lora_a"):
+            y = y + project(project(x, self.lora_a[...]).astype(x.dtype), self.lora_b[...])
         return (y + self.bias[...] if hasattr(self, "bias") else y).astype(x.dtype)
 
 
@@ -149,11 +157,13 @@ def _activate(clamped: Callable[[str, jax.Array], jax.Array], gate: jax.Array, u
 class Block(nnx.Module):
     """One pre-norm residual layer."""
 
-    def __init__(self, cfg: Config):
+    def __init__(self, cfg: Config, adapters: tree.Adapters = ()):
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.self_attn = Attention(cfg)
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg)
+        for part, linear, rank in adapters:
+            getattr(getattr(self, part), linear).adapt(rank)
 
     def __call__(
         self,
@@ -196,11 +206,13 @@ class Llama(nnx.Module):
     In the stacked form ``layers`` is a single `Block` whose every leaf has a leading axis L, run by ``lax.scan``.
     """
 
-    def __init__(self, cfg: Config, *, stacked: bool = False):
+    def __init__(self, cfg: Config, *, stacked: bool = False, adapters: tree.Adapters = ()):
         self.cfg = cfg
         self.stacked = stacked
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.layers: Any = Block(cfg) if stacked else nnx.List([Block(cfg) for _ in range(cfg.num_hidden_layers)])
+        self.layers: Any = (
+            Block(cfg, adapters) if stacked else nnx.List([Block(cfg, adapters) for _ in range(cfg.num_hidden_layers)])
+        )
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         if not cfg.tie_word_embeddings:
             self.lm_head = Linear(cfg.vocab_size, cfg.hidden_size)
@@ -299,9 +311,9 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Ar
 
 
 @functools.lru_cache
-def definition(cfg: Config, *, stacked: bool = False) -> nnx.GraphDef[Llama]:
+def definition(cfg: Config, *, stacked: bool = False, adapters: tree.Adapters = ()) -> nnx.GraphDef[Llama]:
     """The model's static part: ``nnx.merge(definition(cfg), params)`` is a `Llama`."""
-    return nnx.split(nnx.eval_shape(lambda: Llama(cfg, stacked=stacked)))[0]
+    return nnx.split(nnx.eval_shape(lambda: Llama(cfg, stacked=stacked, adapters=adapters)))[0]
 
 
 def forward(
@@ -325,7 +337,8 @@ def forward(
     With ``record`` what was read comes last: ``(hidden, recorded)`` or ``(hidden, cache, recorded)``.
 
     Args:
-      params: parameters as of `jaxllm.params.table`, stacked (scanned) or not (unrolled); both give the same values.
+      params: parameters as of `jaxllm.params.table`, stacked (scanned) or not (unrolled); both give the same values. Low-rank
+        adapters of any linear layer may stand beside its weight, in the same way in every layer.
       tokens: ids ``[B, T]`` int32.
       lengths: ``[B]`` int32: how many of the T tokens of each row are real. With a cache the others, on the right, are not
         written, and a row with 0 keeps its cache. Default: all T.
@@ -349,7 +362,7 @@ def forward(
         raise ValueError("a clamp with a cache needs prompt_lengths")
     if last_layer is not None and (cache is not None or not 0 <= last_layer < cfg.num_hidden_layers):
         raise ValueError(f"last_layer must be from 0 to {cfg.num_hidden_layers - 1}, without a cache; found {last_layer}")
-    model = nnx.merge(definition(cfg, stacked=stacked), params)
+    model = nnx.merge(definition(cfg, stacked=stacked, adapters=tree.adapters(params)), params)
     hidden, cache, recorded = model(
         tokens,
         lengths=lengths,

@@ -17,6 +17,7 @@ from jaxllm.config import Config
 
 Path = tuple[str | int, ...]
 Params = dict[Any, Any]
+Adapters = tuple[tuple[str, str, int], ...]  # (part of the block, linear layer, rank) of each low-rank adapter
 
 INIT_STD = 0.02
 
@@ -116,6 +117,18 @@ def unstack(params: Params) -> Params:
     layers = params["layers"]
     num_layers = jax.tree.leaves(layers)[0].shape[0]
     return {**params, "layers": {i: jax.tree.map(lambda leaf, i=i: leaf[i], layers) for i in range(num_layers)}}
+
+
+def adapters(params: Params) -> Adapters:
+    """The low-rank adapters in a tree, as ``lora_a`` (rank, in) and ``lora_b`` (out, rank) beside a weight."""
+    layers = params["layers"]
+    block = layers.get(0, layers)
+    return tuple(
+        (part, linear, leaves["lora_a"].shape[-2])
+        for part in ("self_attn", "mlp")
+        for linear, leaves in sorted(block[part].items())
+        if "lora_a" in leaves
+    )
 
 
 def head(params: Params) -> jax.Array:
