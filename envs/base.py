@@ -150,14 +150,18 @@ class BaseEnv(Env):
                 f"a save of {saved['name']} (version {saved['version']}, options {saved['options']}) can't be restored "
                 f"in {self.spec.name} (version {SAVE_VERSION}, options {options})"
             )
+        self._resume(saved)
+        if (found := digest(self.state())) != saved["digest"]:
+            self._over = True
+            replay = f"going on after {len(saved['actions'])} actions"
+            raise LostError(f"{self.spec.name}: {replay} gives {found[:12]}, saved was {saved['digest'][:12]}")
+        return self._last
+
+    def _resume(self, saved: Mapping[str, Any]) -> None:
+        """Brings the episode to where it was saved; by replay, where a family does not keep more in its saves."""
         self.reset(saved["task"] and Task(**saved["task"]), saved["seed"])
         for action in saved["actions"]:
             self.step(decode(action))
-        if (found := digest(self.state())) != saved["digest"]:
-            self._over = True
-            replay = f"the replay of {len(saved['actions'])} actions"
-            raise LostError(f"{self.spec.name}: {replay} gives {found[:12]}, saved was {saved['digest'][:12]}")
-        return self._last
 
     def _begin(self, task: Task | None, seed: int) -> None:
         self._task, self._seed = task, seed
