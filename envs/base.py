@@ -26,7 +26,7 @@ class BaseEnv(Env):
     def __init__(self, spec: EnvSpec, options: Mapping[str, Any] | None = None):
         self.spec = spec
         self.options = dict(options or {})  # what `envs.make` was given, so that a save can name it
-        self._begun = False  # whether it was ever reset
+        self._begun = False  # whether there is an episode
         self._over = True
         self._task: Task | None = None
         self._seed = 0
@@ -73,7 +73,7 @@ class BaseEnv(Env):
         self._begin(task, int(seed))
         self._last = self._stamped(self._reset(task, self._seed))
         self._digest = digest(self._state())
-        self._over = False
+        self._begun, self._over = True, False
         return self._last
 
     def step(self, action: Action | Invalid) -> StepResult:
@@ -92,18 +92,18 @@ class BaseEnv(Env):
         effect = "unchanged" if self._digest == before else "changed"
         self._stuck = self._stuck + 1 if effect == "unchanged" and len(self._log) > 1 and self._log[-2] == checked else 0
         info = {"effect": effect, "stuck_steps": self._stuck, **result.info}
-        truncated = result.truncated
-        if not result.terminated and self._failures >= MAX_FAILURES:
+        terminated, truncated = bool(result.terminated), bool(result.truncated)
+        if not terminated and self._failures >= MAX_FAILURES:
             truncated, info["status"] = True, "FAILED_TASK"
-        elif not result.terminated and self._steps >= self.spec.max_steps:
+        elif not terminated and self._steps >= self.spec.max_steps:
             truncated, info["status"] = True, info.get("status", "MAX_STEPS")
         self._return += float(result.reward)
-        self._over = result.terminated or truncated
+        self._over = terminated or truncated
         if self._over:
             info.setdefault("success", self._return >= self.spec.success)
         info["latency"] = time.perf_counter() - begun
         self._last = self._stamped(result.obs)
-        return StepResult(self._last, float(result.reward), result.terminated, truncated, info)
+        return StepResult(self._last, float(result.reward), terminated, truncated, info)
 
     def _do(self, action: Action | Invalid) -> StepResult:
         if isinstance(action, Invalid):
@@ -165,7 +165,7 @@ class BaseEnv(Env):
 
     def _begin(self, task: Task | None, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._begun, self._over = True, True
+        self._begun, self._over = False, True
         self._steps = self._failures = self._stuck = 0
         self._return = 0.0
         self._log = []
