@@ -138,10 +138,8 @@ def _grid(s: Sight) -> Plan:
 def _menu(s: Sight) -> Plan:
     *folders, item = s.fields["target"].split(">")
     for folder in folders:
-        yield hover(s.one("menuitem", folder))
-        yield hover(s.one("menuitem", folder))
-        yield hover(s.one("menuitem", folder))
-        yield click(s.one("menuitem", folder))
+        for _ in range(3):  # it opens after a while
+            yield hover(s.one("menuitem", folder))
     yield s.click("menuitem", item)
 
 
@@ -245,17 +243,14 @@ def _hot_cold(s: Sight) -> Plan:
     bands = {"HOT": (0, 5), "WARM": (5, 10), "COLD": (10, 40), "ICE COLD": (40, 300)}
     left = [(x, y) for x in range(5, 155) for y in range(55, 170)]
     while True:
-        here = min(left, key=lambda at: (at[0] - sum(x for x, _ in left) / len(left)) ** 2 + (at[1] - _mean_y(left)) ** 2)
+        mean_x, mean_y = sum(x for x, _ in left) / len(left), sum(y for _, y in left) / len(left)
+        here = min(left, key=lambda at: (at[0] - mean_x) ** 2 + (at[1] - mean_y) ** 2)
         yield hover(here)
         signal = re.findall(r'id="signal"[^>]*>([A-Z ]+)<', s.html)
         low, high = bands[signal[0]]
         if signal[0] == "HOT":
             yield click(here)
         left = [at for at in left if low - 1 <= ((at[0] - here[0]) ** 2 + (at[1] - here[1]) ** 2) ** 0.5 < high + 1]
-
-
-def _mean_y(points: list[tuple[int, int]]) -> float:
-    return sum(y for _, y in points) / len(points)
 
 
 PLANS: Plans = {

@@ -52,7 +52,7 @@ def _login_popup(s: Sight) -> Plan:
                 continue
             break
         yield write(s.fields[name])
-    yield click([button for button in s.all("button") if button.attributes.get("id") == "subbtn"][0])
+    yield s.click(id="subbtn")
 
 
 def _search_form(s: Sight) -> Plan:

@@ -57,7 +57,9 @@ def _bisect(s: Sight) -> Plan:
 
 
 def _box(s: Sight) -> Plan:
-    yield drag(s.one(text="s"), s.one(text="L"))
+    small, large = s.one(text="s"), s.one(text="L")  # both letters stand in the upper left corner of their box
+    x, y = middle(small)
+    yield drag(small, (x + large.box[0] - small.box[0] + 15, y + large.box[1] - small.box[1] + 15))
     yield s.submit()
 
 
@@ -78,9 +80,9 @@ def _movable(s: Sight) -> list[Element]:
 
 def _into_boxes(s: Sight) -> Plan:
     boxes = [element for element in s.all("shape", tag="rect") if element.attributes.get("fill") == "none"]
-    tag = _TAGS[s.fields["target"]]
+    kind = s.fields["target"].split()[0]  # "circles", or "red shapes"
     for shape in _movable(s):
-        mine = shape.attributes["tag"] == tag
+        mine = _TAGS.get(kind, kind) in (shape.attributes["tag"], shape.attributes["fill"])
         if mine or len(boxes) > 1:
             yield drag(shape, boxes[0] if mine else boxes[1])
     yield s.submit()
@@ -100,7 +102,7 @@ def _sort(s: Sight) -> Plan:
     yield s.submit()
 
 
-def _place(words: str, here: int, count: int, width: int) -> int:
+def _place(words: str, here: int, width: int) -> int:
     """Where an item should go, from 0: "to the 3rd position", "to the top left", "up by one"."""
     if found := re.search(r"(\d+)(?:st|nd|rd|th) position", words):
         return int(found[1]) - 1
@@ -116,11 +118,19 @@ def _items(s: Sight) -> Plan:
     items = s.all("text")
     here = next(place for place, item in enumerate(items) if words.startswith(f"{item.text} "))
     width = 3 if len(items) == 9 else 1
-    there = _place(words.removeprefix(items[here].text), here, len(items), width)
-    x, y = middle(items[there])
-    left = items[here].box[0] + 4 - middle(items[here])[0]
+    there = _place(words.removeprefix(items[here].text), here, width)
     beyond = 6 if there > here else -6
-    yield drag(items[here], (items[there].box[0] - left + beyond, y) if width == 3 else (x, y + beyond))
+    x, y = middle(items[here])
+    if width == 1:
+        yield drag(items[here], (x, middle(items[there])[1] + beyond))
+        return
+    goal = x + items[there].box[0] - items[here].box[0], y + items[there].box[1] - items[here].box[1]
+    yield Action("mouse_down", {"point": (x, y), "button": "left"})
+    for share in (0.3, 0.7, 1.0):  # the others make room one by one
+        yield hover((x + (goal[0] - x) * share, y + (goal[1] - y) * share))
+    yield hover((goal[0] + 2, goal[1] + 2))
+    yield hover((goal[0] + 4, goal[1] + 4))
+    yield Action("mouse_up", {"point": goal, "button": "left"})
 
 
 def _resize(s: Sight) -> Plan:

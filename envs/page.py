@@ -3,8 +3,8 @@
     env = envs.make("page/shop.html", verifier="my_checks:bought", task="Buy the cheapest lamp.")
 
 A page may also be its own judge. Without any option, a page that sets ``window.TASK`` (what the agent is told),
-``window.REWARD`` (the score so far) and ``window.DONE`` is an environment. Its problem should follow from ``window.SEED``, which
-is there before its scripts run.
+``window.REWARD`` (the score so far) and ``window.DONE`` is an environment. Its problem should follow from ``window.SEED``,
+which is there before its scripts run.
 """
 
 import importlib
@@ -170,7 +170,7 @@ class PageEnv(BaseEnv):
         return {**held, "score": self._total, "done": self._ended}
 
     def state(self) -> dict[str, Any]:
-        """See `Env.state`: url, title, html, values of fields, scrolling, focus, selection, ``own`` (of the option state), score."""
+        """See `Env.state`: url, title, html, values, scrolling, focus, selection, score, and ``own`` (of the option state)."""
         return {**super().state(), "time": self._elapsed()}
 
     def _elapsed(self) -> float:
@@ -216,10 +216,10 @@ def _checked(page: str, options: Mapping[str, Json]) -> dict[str, Any]:
         raise UserError(f"page/{page}: there is no option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
     values = {**OPTIONS, **options}
     expected = {
-        **{name: (str,) for name in ("backend", "done", "reward", "seed_as", "state")},
-        **{name: (bool,) for name in ("animated", "screenshot")},
+        **dict.fromkeys(("backend", "done", "reward", "seed_as", "state"), (str,)),
+        **dict.fromkeys(("animated", "screenshot"), (bool,)),
         **{name: (str, type(None)) for name in ("files", "task", "verifier")},
-        **{name: (list, tuple) for name in ("network", "size")},
+        **dict.fromkeys(("network", "size"), (list, tuple)),
         "max_steps": (int,),
         "success": (int, float, str),
     }
