@@ -141,9 +141,10 @@ def permissions(rng: random.Random, level: int) -> Problem:
         found = view.files()
         if found != {path: file.data for path, file in files.items()}:
             return 0.0
-        if any(view.mode(path) != file.mode for path, file in files.items() if path not in wanted):
+        modes = view.modes()
+        if any(modes.get(path) != file.mode for path, file in files.items() if path not in wanted):
             return 0.0
-        return sum(view.mode(path) == mode for path, mode in wanted.items()) / len(wanted)
+        return sum(modes.get(path) == mode for path, mode in wanted.items()) / len(wanted)
 
     return Problem(
         "Set the permissions of all files below /work: 755 for names that end in .sh, 600 for .key, 644 for .txt.",

@@ -16,7 +16,7 @@ from envs.actions import BASH, CALL_USER, EDITOR, FINISHED, PYTHON, WAIT
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, decode
 from envs.sandbox import HOME, Limits, Root, Sandbox
-from envs.sandbox.tree import remove
+from envs.sandbox.tree import Item, lay, remove
 from envs.shell_edit import KINDS as EDIT
 from envs.shell_scripts import KINDS as SCRIPTS
 from envs.shell_search import KINDS as SEARCH
@@ -51,15 +51,8 @@ class ShellEnv(BaseEnv):
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         self._set_up(task, seed)
-        self._open()
-        assert self._session is not None
-        for i, (path, file) in enumerate(self._problem.files.items()):
-            self._session.root.write(path, file.data, new=True, mode=0o600)
-            self._session.root.chmod(path, file.mode)
-            self._session.root.set_time(path, (BEGIN + 60 * i) * 10**9)
-        places = sorted({str(parent) for path in self._problem.files for parent in Path(path).parents}, reverse=True)
-        for place in places:
-            self._session.root.set_time(place, BEGIN * 10**9)
+        files = enumerate(self._problem.files.items())
+        self._open(items=[Item(path, file.mode, (BEGIN + 60 * i) * 10**9, file.data) for i, (path, file) in files])
         return Obs(text=f"{self._problem.instruction}\n\nThe working folder is {HOME}.")
 
     def _set_up(self, task: Task | None, seed: int) -> None:
@@ -68,9 +61,10 @@ class ShellEnv(BaseEnv):
         self._problem = problem(self.drawn)
         self._answer, self._time = "", 0.0
 
-    def _open(self, saved: Mapping[str, Any] | None = None) -> None:
+    def _open(self, saved: Mapping[str, Any] | None = None, items: Sequence[Item] = ()) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="jaxllm-shell-"))
         try:
+            lay(self._folder, items)
             self._session = Session(self._folder, seed=self._seed, timeout=self._timeout, saved=saved)
         except BaseException:
             self.close()
@@ -112,7 +106,7 @@ class ShellEnv(BaseEnv):
             copy = saved["copy"]
             self._begin(task, saved["seed"])
             self._set_up(task, saved["seed"])
-            self._open(copy["session"])
+            self._open(saved=copy["session"])
             self._log = [decode(action) for action in saved["actions"]]
             for name, kind in COUNTERS.items():
                 if not isinstance(copy["counters"][name], kind):
@@ -165,15 +159,13 @@ def trial(script: bytes, inputs: Sequence[bytes]) -> list[str] | None:
     """Runs a script on files in a sandbox of its own; what it prints for each, or None if it does not end or fails."""
     folder = Path(tempfile.mkdtemp(prefix="jaxllm-trial-"))
     try:
-        root = Root(folder)
-        root.write("script.sh", script, new=True)
-        for i, data in enumerate(inputs):
-            root.write(f"{i}.txt", data, new=True)
+        items = [Item(f"{i}.txt", 0o644, 0, data) for i, data in enumerate(inputs)]
+        lay(folder, [*items, Item("script.sh", 0o644, 0, script)])
         with Sandbox(folder, TRIAL) as sandbox:
             numbers = " ".join(str(i) for i in range(len(inputs)))
             child = sandbox.popen(["bash", "-c", f"for i in {numbers}; do bash script.sh $i.txt > $i.out; done"])
             child.wait(TRIAL_TIMEOUT)
-        return [root.read(f"{i}.out", 1 << 20).decode(errors="replace") for i in range(len(inputs))]
+        return [Root(folder).read(f"{i}.out", 1 << 20).decode(errors="replace") for i in range(len(inputs))]
     except (OSError, subprocess.TimeoutExpired):
         return None
     finally:

@@ -6,6 +6,7 @@ generator gives the same problem on any host. A check never runs what the agent 
 
 import dataclasses
 import random
+import stat
 from collections.abc import Callable, Mapping, Sequence
 
 from envs.api import Action, Obs
@@ -63,20 +64,15 @@ class View:
             for entry in self.root.walk(path):
                 if entry.target:
                     return None
-                if self.root.is_dir(entry.path):
-                    continue
-                found[entry.path] = self.root.read(entry.path, MAX_ANSWER)
+                if not stat.S_ISDIR(entry.info.st_mode):
+                    found[entry.path] = self.root.read_entry(entry, MAX_ANSWER)
         except (OSError, OutsideError):
             return None
         return found
 
-    def mode(self, path: str) -> int | None:
-        """A file's permissions; None if there is no such file."""
-        try:
-            entries = [entry for entry in self.root.walk(path.rpartition("/")[0]) if entry.path == path]
-        except (OSError, OutsideError):
-            return None
-        return entries[0].info.st_mode & 0o7777 if entries else None
+    def modes(self) -> dict[str, int]:
+        """Path -> permissions, of everything but links."""
+        return {entry.path: entry.info.st_mode & 0o7777 for entry in self.root.walk() if not entry.target}
 
 
 @dataclasses.dataclass(frozen=True)

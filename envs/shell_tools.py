@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.api import Action, Json
 from envs.sandbox import RUNNING, Editor, Interpreter, Limits, Output, Root, Sandbox, Saved, Shell
-from envs.sandbox.tree import Tree, copy, write
+from envs.sandbox.tree import Tree, copy, lay_copy
 from jaxllm.errors import UserError
 
 TIMEOUT = 30.0  # seconds of one command
@@ -120,7 +120,7 @@ class Session:
 
     def _restored(self, saved: Mapping[str, Any]) -> Saved:
         try:
-            write(self.root, list(saved["files"]))
+            lay_copy(self.root.folder, list(saved["files"]))
             for name, versions in dict(saved["undo"]).items():
                 self.editor.versions[name] = [None if old is None else base64.b64decode(old) for old in versions]
             return Saved(str(saved["cwd"]), str(saved["script"]))

@@ -26,7 +26,8 @@ class Entry(NamedTuple):
 
     path: str  # from the folder on, "/" between names
     info: os.stat_result
-    target: str = ""  # of a link
+    target: str  # of a link; "" for all else
+    parent: int  # a descriptor of the folder that it is in, until the next entry is asked for
 
 
 class Root:
@@ -37,17 +38,12 @@ class Root:
 
     def read(self, path: str, limit: int = MAX_READ) -> bytes:
         """A regular file's bytes. Raises OSError for anything else (EINVAL), and above ``limit`` bytes (EFBIG)."""
-        descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
-            if stat.S_ISDIR(info.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "a folder", path)
-            if not stat.S_ISREG(info.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
-        return data
+        return _read(self.open(path, os.O_RDONLY | os.O_NONBLOCK), path, limit)
+
+    def read_entry(self, entry: Entry, limit: int = MAX_READ) -> bytes:
+        """The bytes of what `walk` has just found, as `read`."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        return _read(os.open(entry.path.rpartition("/")[2], flags, dir_fd=entry.parent), entry.path, limit)
 
     def write(self, path: str, data: bytes, *, new: bool = False, mode: int = 0o644) -> None:
         """Writes a file; folders that it needs are made. With ``new``, raises FileExistsError for a path that exists."""
@@ -109,23 +105,6 @@ class Root:
         finally:
             os.close(descriptor)
 
-    def set_time(self, path: str, time: int) -> None:
-        """Sets when a file or folder was last changed, in nanoseconds since 1970."""
-        descriptor = self.open(path, os.O_PATH)
-        try:
-            os.utime(f"/proc/self/fd/{descriptor}", ns=(time, time))
-        finally:
-            os.close(descriptor)
-
-    def link(self, path: str, target: str) -> None:
-        """Makes a symbolic link, which may lead anywhere: it is followed as it would be inside."""
-        names = self._names(path)
-        parent = self._walk(names[:-1], os.O_PATH | os.O_DIRECTORY, 0)
-        try:
-            os.symlink(target, names[-1], dir_fd=parent)
-        finally:
-            os.close(parent)
-
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
         """A descriptor for the path, links followed within the folder."""
         return self._walk(self._names(path), flags, mode)
@@ -159,24 +138,44 @@ class Root:
                         raise OutsideError(f"{'/'.join(names)} leads out of {HOME}")
                     os.close(stack.pop())
                     continue
-                target = _link(name, stack[-1])
-                if target is not None:
-                    links += 1
-                    if links > MAX_LINKS:
-                        raise OSError(errno.ELOOP, "too many links", "/".join(names))
-                    if target.startswith("/"):
-                        target = "/".join(self._names(target))
-                        while len(stack) > 1:
-                            os.close(stack.pop())
-                    pending += [part for part in target.split("/") if part not in ("", ".")][::-1]
-                    continue
-                if not pending:
-                    return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=stack[-1])
-                stack.append(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1]))
+                try:
+                    if pending:
+                        inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1])
+                        stack.append(inner)
+                        continue
+                    if not flags & os.O_PATH or _link(name, stack[-1]) is None:
+                        return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=stack[-1])
+                    target = _link(name, stack[-1])
+                except OSError as error:
+                    target = _link(name, stack[-1]) if error.errno in (errno.ELOOP, errno.ENOTDIR) else None
+                    if target is None:
+                        raise
+                links += 1
+                if links > MAX_LINKS:
+                    raise OSError(errno.ELOOP, "too many links", "/".join(names))
+                target = target or ""
+                if target.startswith("/"):
+                    target = "/".join(self._names(target))
+                    while len(stack) > 1:
+                        os.close(stack.pop())
+                pending += [part for part in target.split("/") if part not in ("", ".")][::-1]
             return os.open(f"/proc/self/fd/{stack[-1]}", flags & ~os.O_CREAT)
         finally:
             for descriptor in stack:
                 os.close(descriptor)
+
+
+def _read(descriptor: int, path: str, limit: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "a folder", path)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
+    return data
 
 
 def _link(name: str, parent: int) -> str | None:
@@ -203,7 +202,7 @@ def _below(descriptor: int, prefix: str, depth: int | None, left: list[int]) -> 
                 target = os.readlink(name, dir_fd=descriptor) if stat.S_ISLNK(info.st_mode) else ""
             except OSError:  # it went meanwhile
                 continue
-            yield Entry(path, info, target)
+            yield Entry(path, info, target, descriptor)
             if stat.S_ISDIR(info.st_mode) and (depth is None or depth > 1):
                 try:
                     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)

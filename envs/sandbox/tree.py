@@ -8,10 +8,11 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from envs.sandbox.paths import MAX_READ, Root
+from envs.sandbox.paths import MAX_READ, Entry, Root
 from jaxllm.errors import UserError
 
 MAX_COPIED = 48 << 20  # bytes of all files of a save
@@ -34,7 +35,7 @@ class Tree:
             name = entry.path.encode(errors="surrogateescape").decode(errors="backslashreplace")
             if stat.S_ISREG(entry.info.st_mode):
                 key = (entry.info.st_ino, entry.info.st_size, entry.info.st_mtime_ns, entry.info.st_ctime_ns)
-                known[key] = self._known.get(key) or self._hash(entry.path)
+                known[key] = self._known.get(key) or self._hash(entry)
                 found[name] = ["file", mode, known[key]]
             elif stat.S_ISDIR(entry.info.st_mode):
                 found[name] = ["folder", mode]
@@ -45,9 +46,9 @@ class Tree:
         self._known = known
         return found
 
-    def _hash(self, path: str) -> str:
+    def _hash(self, entry: Entry) -> str:
         try:
-            return hashlib.sha256(self.root.read(path)).hexdigest()
+            return hashlib.sha256(self.root.read_entry(entry)).hexdigest()
         except OSError as error:
             return LARGE if error.errno == errno.EFBIG else ""
 
@@ -65,7 +66,7 @@ def copy(root: Root) -> list[dict[str, Any]]:
             total += entry.info.st_size
             if total > MAX_COPIED or entry.info.st_size > MAX_READ:
                 raise UserError(f"a session with more than {MAX_COPIED >> 20} MiB of files can't be saved; delete some")
-            kept["data"] = base64.b64encode(root.read(entry.path)).decode()
+            kept["data"] = base64.b64encode(root.read_entry(entry)).decode()
         elif stat.S_ISLNK(entry.info.st_mode):
             kept["target"] = entry.target
         elif not stat.S_ISDIR(entry.info.st_mode):
@@ -74,21 +75,63 @@ def copy(root: Root) -> list[dict[str, Any]]:
     return entries
 
 
-def write(root: Root, entries: list[Mapping[str, Any]]) -> None:
-    """Makes the files of a `copy` in an empty folder. Raises UserError for anything that is no such copy."""
+class Item(NamedTuple):
+    """One thing to lay down in a folder."""
+
+    path: str  # from the folder on, without ".." and links
+    mode: int
+    time: int  # of its last change, in nanoseconds since 1970
+    data: bytes | None = None  # of a file
+    target: str | None = None  # of a link; without both it is a folder
+
+
+def lay(folder: Path, items: Sequence[Item]) -> None:
+    """Makes files in an empty folder in which nothing runs yet; folders that are not listed get mode 755 and the first time.
+
+    Raises ValueError for a path that could lead out, OSError for what the disk refuses.
+    """
+    for item in items:
+        if any(part in ("", ".", "..") or "\0" in part for part in item.path.split("/")):
+            raise ValueError(f"{item.path!r} is no path within a session")
+    made = {"": (0o700, items[0].time if items else 0)}
+    for item in items:
+        plain = item.data is None and item.target is None
+        parts = item.path.split("/")
+        for count in range(1, len(parts) + plain):
+            place = "/".join(parts[:count])
+            if place not in made:
+                (folder / place).mkdir(mode=0o700)
+                made[place] = (0o755, made[""][1])
+        if plain:
+            made[item.path] = (item.mode & 0o7777, item.time)
+        elif item.data is not None:
+            with (folder / item.path).open("xb") as file:
+                file.write(item.data)
+                os.fchmod(file.fileno(), item.mode & 0o7777)
+            os.utime(folder / item.path, ns=(item.time, item.time))
+    for item in items:  # links last, so that nothing is written through them
+        if item.target is not None:
+            (folder / item.path).symlink_to(item.target)
+    for place, (mode, time) in sorted(made.items(), reverse=True):  # inner folders first: outer ones may be closed
+        if place:
+            (folder / place).chmod(mode)
+            os.utime(folder / place, ns=(time, time))
+
+
+def lay_copy(folder: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Makes the files of a `copy` in an empty folder in which nothing runs. Raises UserError for what is no such copy."""
     try:
-        for kept in entries:
-            path = str(kept["path"])
-            if "target" in kept:
-                root.link(path, str(kept["target"]))
-            elif "data" in kept:
-                root.write(path, base64.b64decode(kept["data"], validate=True), new=True)
-            else:
-                root.mkdir(path)
-        for kept in reversed(entries):  # what is in a folder first: it may be closed, and its time changes until then
-            if "target" not in kept:
-                root.chmod(str(kept["path"]), int(kept["mode"]) & 0o7777)
-                root.set_time(str(kept["path"]), int(kept["time"]))
+        items = [
+            Item(
+                str(kept["path"]),
+                int(kept["mode"]),
+                int(kept["time"]),
+                base64.b64decode(kept["data"], validate=True) if "data" in kept else None,
+                str(kept["target"]) if "target" in kept else None,
+            )
+            for kept in entries
+        ]
+        lay(folder, items)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"this is no copy of a session's files ({type(error).__name__}: {error})") from error
 
