@@ -24,9 +24,7 @@ def split(token: str) -> tuple[str, bytes | None]:
     """The secret and the server's public key, or None. Raises UserError for another form."""
     secret, dot, key = token.strip().partition(".")
     if len(secret) != 64 or set(secret) - set("0123456789abcdef") or (dot and len(key) != 40):
-        raise UserError(
-            "a token is 64 hexadecimal digits, and after a dot the server's key: copy it from the server's file whole"
-        )
+        raise UserError("a token is 64 hexadecimal digits, and after a dot the server's key: take the whole line of its file")
     return secret, key.encode("ascii", "replace") if dot else None
 
 

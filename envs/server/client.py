@@ -25,6 +25,7 @@ from jaxllm.errors import UserError
 
 RESEND = 2.0  # seconds without a word, after which the server is asked again; then twice as long each time
 LONGEST_RESEND = 16.0
+LONGEST_PAYLOAD = wire.LIMIT - 4096
 _REFUSED = frozenset({"STALE_STEP", "CAPACITY", "BAD_REQUEST"})  # where the server says which number comes next
 PATIENCE = 60.0  # seconds without a word, after which a server counts as gone
 RECONNECT_MS = 50  # until the first attempt to connect again; then twice as long each time
@@ -234,20 +235,19 @@ class Client:
         Raises UserError for a session that is none or is busy, and for payloads over the limit.
         """
         self._requests += 1
-        out, steps, size = [], [], 0
-        handles = self._handles
+        request, handles = self._requests, self._handles
+        out = []
+        size = 0
         for session, op, payload in items:
             handle = handles.get(session)
             if handle is None or handle.pending is not None:
                 raise UserError(f"session {session} {'is busy' if handle else 'is none, or closed'}")
-            if len(payload) > wire.LIMIT - 4096:
+            if len(payload) > LONGEST_PAYLOAD:
                 raise UserError(f"{op} with {len(payload) / 2**20:.1f} MiB; a message holds at most {wire.LIMIT >> 20} MiB")
             size += len(payload)
-            out.append([session, handle.next, op, payload, handle.slots.free() if handle.slots else -1])
-        for item in out:
-            handle = handles[item[0]]
-            handle.pending = (item[1], item[2], item[3], self._requests)
-            steps.append(item[1])
+            out.append([session, handle.next, op, payload, -1 if handle.slots is None else handle.slots.free()])
+        for session, step, op, payload, _ in out:
+            handles[session].pending = (step, op, payload, request)
         now = time.monotonic()
         if not self._waiting:
             self._heard, self._resend = now, RESEND
@@ -259,7 +259,7 @@ class Client:
         else:
             for item in out:
                 self._send("request", {"req": self._requests, "stream": True, "deadline_ms": deadline_ms, "items": [item]})
-        return steps
+        return [item[1] for item in out]
 
     def poll(self, timeout: float = 0.0) -> list[Reply]:
         """The replies that are there; waits up to `timeout` seconds for the first."""

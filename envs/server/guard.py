@@ -1,7 +1,7 @@
 """Outlives a step server by a moment: when it is gone, ends its workers and removes what it left.
 
-Run as a file, without any import of ours: ``guard.py FOLDER SEGMENT_PREFIX``. Reads lines from standard input: ``+PID`` a process
-group was started, ``-PID`` it has ended. The end of input is the server's end, however it came.
+Run as a file, without any import of ours: ``guard.py FOLDER SEGMENT_PREFIX``. Reads lines from standard input: ``+PID`` a
+process group was started, ``-PID`` it has ended. The end of input is the server's end, however it came.
 """
 
 import os

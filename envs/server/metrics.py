@@ -49,7 +49,7 @@ def start_page(port: int, address: str, token: str) -> http.server.HTTPServer:
     class Page(http.server.BaseHTTPRequestHandler):
         timeout = 5
 
-        def do_GET(self) -> None:  # noqa: N802 - the name that the class asks for
+        def do_GET(self) -> None:
             if self.path != "/metrics":
                 self.send_error(404)
                 return

@@ -104,7 +104,7 @@ class Server:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
         )
         assert self._process.stdin is not None
         try:
@@ -288,6 +288,7 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str], None], liv
         router.run(liveness)
         if page is not None:
             page.shutdown()
+            page.server_close()
     finally:
         if router is not None:
             router.close()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class Pool:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
         )  # fmt: skip
         assert popen.stdout is not None
         os.set_blocking(popen.stdout.fileno(), False)
@@ -198,16 +198,18 @@ class Pool:
                 f"the last was worker {process.number}"
             )
 
-    def events(self) -> Iterator[Process]:
-        """Takes in what the workers print and which of them died; yields the dead, already reaped."""
+    def events(self) -> list[Process]:
+        """Takes in what the workers print and which of them died; returns the dead, reaped."""
+        dead = []
         for descriptor, _ in self.epoll.poll(0):
-            process = self._files.get(descriptor)
-            if process is None:
-                continue
+            process = self._files[descriptor]
             if descriptor == process.pidfd:
-                yield self._reap(process)
+                dead.append(process)
             else:
                 self._read(process, descriptor)
+        for process in dead:
+            self._reap(process)
+        return dead
 
     def _read(self, process: Process, descriptor: int) -> bool:
         try:
@@ -224,7 +226,7 @@ class Pool:
             self._log(f"[worker {process.number}] {line.decode('utf-8', 'replace')}")
         return bool(data)
 
-    def _reap(self, process: Process) -> Process:
+    def _reap(self, process: Process) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.popen.pid, signal.SIGKILL)  # what it started; before its number is free
         process.popen.wait()
@@ -243,7 +245,6 @@ class Pool:
         del self.processes[process.number]
         if process.lane is not None and process.lane.process is process:
             process.lane.process = None
-        return process
 
     def working_on(self, process: Process) -> set[int]:
         """The sessions that a dead process was in the midst of."""
@@ -271,8 +272,7 @@ class Pool:
         while self.processes:
             self.tick(time.monotonic())
             self.epoll.poll(0.02)
-            for _ in self.events():
-                pass
+            self.events()
         self.epoll.close()
 
 

@@ -35,7 +35,7 @@ class Request:
     missing: int
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Pending:
     """The operation that a session is busy with."""
 
@@ -47,7 +47,7 @@ class Pending:
     index: int = 0  # in the request
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Session:
     """One environment of a client."""
 
@@ -86,10 +86,14 @@ class Figures:
         if status != "OK":
             self.errors[status] += 1
         if op == "step":
-            second = int(now)
-            if self.per_second[-1][0] != second:
-                self.per_second.append([second, 0])
-            self.per_second[-1][1] += 1
+            self.stepped(1, now)
+
+    def stepped(self, count: int, now: float) -> None:
+        """Counts steps for the rate."""
+        second = int(now)
+        if self.per_second[-1][0] != second:
+            self.per_second.append([second, 0])
+        self.per_second[-1][1] += count
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain data."""

@@ -1,10 +1,11 @@
 """What goes over the wire: frames ``[header, buffer, ...]``, where the header is msgpack and the buffers are large arrays.
 
 A header is a map with the version first: ``{v, kind, ...}``. Kinds that a client sends: ``hello`` (the token), ``request``,
-``renew``, ``bye``. A request is ``{v, kind, req, deadline_ms, stream, items}`` with items ``[session, step, op, payload, slot]``;
-its reply is ``{v, kind, req, items, arenas}`` with items ``[session, step, status, ms, result, buffers, slot, generation]``.
-Payloads and results are byte strings that hold msgpack of their own, so that the router passes them on unread. The `buffers`
-frames of an item follow the header, item by item; an item whose arrays lie in shared memory has a slot instead (`envs.server.arena`).
+``renew``, ``bye``. A request is ``{v, kind, req, deadline_ms, stream, items}``, an item ``[session, step, op, payload, slot]``;
+its reply is ``{v, kind, req, items, arenas}``, an item ``[session, step, status, ms, result, buffers, slot, generation]``: one
+reply in the order of the request, or, streamed, as many as it takes, in the order in which the items become ready. Payloads
+and results are byte strings that hold msgpack of their own, so that the router passes them on unread. The `buffers` frames of
+an item follow the header, item by item; an item whose arrays lie in shared memory has a slot instead (`envs.server.arena`).
 
 Everything is data: numbers, text, bytes, arrays with dtype and shape. Whatever has another form raises `WireError`.
 """
@@ -92,11 +93,14 @@ def pack_action(action: Action | Invalid) -> bytes:
 
 def unpack_action(payload: bytes) -> Action | Invalid:
     """The action of a payload. Raises WireError."""
-    match unpack(payload):
-        case [str(name), dict(arguments)]:
-            return Action(name, arguments)
-        case [None, str(error), str(message)]:
-            return Invalid(error, message)
+    value = unpack(payload)
+    if type(value) is list:
+        if len(value) == 2 and type(value[0]) is str and type(value[1]) is dict:
+            action = Action.__new__(Action)  # as the constructor does, in half the time
+            action.__dict__.update(name=value[0], arguments=value[1])
+            return action
+        if len(value) == 3 and value[0] is None and type(value[1]) is str and type(value[2]) is str:
+            return Invalid(value[1], value[2])
     raise WireError("the payload of a step is an action: a name and arguments")
 
 
@@ -206,8 +210,8 @@ def _array(
     dtype: str, shape: Sequence[int], where: bytes | int, start: int, buffers: Sequence[Any], slot: np.ndarray | None
 ) -> np.ndarray:
     kind = np.dtype(dtype)
-    if kind.hasobject:
-        raise WireError(f"an array of {dtype}")
+    if kind.hasobject or (shape and min(shape) < 0):
+        raise WireError(f"an array of {dtype} {shape}")
     if type(where) is bytes:
         return np.frombuffer(where, kind).reshape(shape)
     if slot is None:

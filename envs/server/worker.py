@@ -1,9 +1,9 @@
 """A process that runs environments for the router: ``python -m envs.server.worker``.
 
-Light sessions share a process. One thread leads: it waits for work, and does it item by item without handing anything over. While
-a session takes its time (it is seen to, or it did so before), another thread takes the lead, so that a session that sleeps or
-waits holds up nobody. So a light environment is stepped by one thread at a time, but not always by the same; a heavy one has the
-process and its main thread for itself.
+Light sessions share a process. One thread leads: it waits for work, and does it item by item without handing anything over.
+While a session takes its time (it is seen to, or it did so before), another thread takes the lead, so that a session that
+sleeps or waits holds up nobody. So a light environment is stepped by one thread at a time, but not always by the same; a heavy
+one has the process and its main thread for itself.
 
 What an environment returns is checked here: a reward that is no finite number, a NaN, an array of another name, type or shape
 than in the session's first observation never reach the learner.
@@ -42,7 +42,17 @@ THREADS = 64  # at once, in a process
 PR_SET_PDEATHSIG = 1
 # Codes by which `envs.actions.check` and a parser refuse an action.
 REFUSED = frozenset(
-    "bad_action missing_argument unknown_action extra_argument bad_argument too_many_keys unknown_key bad_point no_action".split()
+    {
+        "bad_action",
+        "bad_argument",
+        "bad_point",
+        "extra_argument",
+        "missing_argument",
+        "no_action",
+        "too_many_keys",
+        "unknown_action",
+        "unknown_key",
+    }
 )
 
 
@@ -177,28 +187,29 @@ class Worker:
             key = item[0]
             session = sessions.get(key)
             begun = time.perf_counter()
-            if session is None or session.slow:
-                if results:
-                    self._send(results, frames)
-                    results, frames, size = [], [], 0
+            if results and (session is None or session.slow):
+                self._send(results, frames)
+                results, frames, size = [], [], 0
             self._busy = (mine, begun)
             if session is not None and session.slow:
                 self._give_lead(mine)
             _NOW.pack_into(now, 8 * place, key)
             record, buffers = self._do(item, session)
-            _NOW.pack_into(now, 8 * place, 0)
             ended = time.perf_counter()
             record[3] = (ended - begun) * 1e3
             if session is not None:
                 session.slow = ended - begun > SLOW
             results.append(record)
-            frames += buffers
-            size += len(record[4]) + sum(buffer.nbytes for buffer in buffers)
+            size += len(record[4])
+            if buffers:
+                frames += buffers
+                size += sum(buffer.nbytes for buffer in buffers)
             if len(results) == 1:
                 oldest = ended
             elif ended - oldest > FLUSH or size > BATCH:
                 self._send(results, frames)
                 results, frames, size = [], [], 0
+        _NOW.pack_into(now, 8 * place, 0)
         if results:
             self._send(results, frames)
 
@@ -212,8 +223,11 @@ class Worker:
         key, step, op, payload, slot = item
         buffers: list[np.ndarray] = []
         try:
-            status, result = self._operate(key, op, payload, session, buffers)
-            if sum(buffer.nbytes for buffer in buffers) + len(result) > wire.LIMIT:
+            if op == "step" and session is not None:
+                status, result = self._step(session, payload, buffers)
+            else:
+                status, result = self._operate(key, op, payload, session, buffers)
+            if len(result) + (sum(buffer.nbytes for buffer in buffers) if buffers else 0) > wire.LIMIT:
                 raise BadObservationError(f"an observation of more than {wire.LIMIT >> 20} MiB")
         except (UserError, wire.WireError) as error:
             buffers, status = [], "BAD_REQUEST"
@@ -252,8 +266,6 @@ class Worker:
             return "OK", wire.pack([None, 0.0, False, False, {}, None])
         if session is None:
             return "LOST", wire.refusal("LOST", "there is no such session in this process")
-        if op == "step":
-            return self._step(session, payload, buffers)
         env = session.env
         if op == "reset":
             task, seed = wire.unpack_reset(payload)
