@@ -5,12 +5,13 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = (ROOT / "requirements.lock").read_text()
+LOCKS = {name: (ROOT / name).read_text() for name in ("requirements.lock", "requirements-dev.lock")}
 # A user who only wants the map must not download these.
 HEAVY = {"torch", "transformers", "tensorflow", "playwright", "selenium", "envpool", "miniwob", "jax-cuda13-plugin", "libtpu"}
 
@@ -32,9 +33,9 @@ def closure(requirements: list[str]) -> set[str]:
     return seen
 
 
-def pins() -> dict[str, str]:
-    """Name -> version in the lock."""
-    return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+) \\$", LOCK, re.M)}
+def pins(lock: str) -> dict[str, str]:
+    """Name -> version in a lock."""
+    return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+) \\$", LOCKS[lock], re.M)}
 
 
 def test_base_installation_is_small():
@@ -43,23 +44,38 @@ def test_base_installation_is_small():
     assert not brought & HEAVY
 
 
-def test_lock_pins_everything_with_hashes_and_names_no_index():
-    entries = re.split(r"^(?=[\w.-]+==)", LOCK, flags=re.M)[1:]
-    assert len(entries) == len(pins()) > 40
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_pins_everything_with_hashes_and_names_no_index(lock):
+    entries = re.split(r"^(?=[\w.-]+==)", LOCKS[lock], flags=re.M)[1:]
+    assert len(entries) == len(pins(lock)) > 40
     for entry in entries:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
-    assert "://" not in LOCK
-    assert not re.search(r"^\s*(-i|-f|-e|--index-url|--extra-index-url|--find-links|--trusted-host)\b", LOCK, re.M)
+    assert "://" not in LOCKS[lock]
+    assert not re.search(r"^\s*(-i|-f|-e|--index-url|--extra-index-url|--find-links|--trusted-host)\b", LOCKS[lock], re.M)
 
 
-def test_lock_satisfies_the_project():
+@pytest.mark.parametrize(
+    ("lock", "extras", "heavy"),
+    [
+        ("requirements.lock", (), set()),
+        ("requirements-dev.lock", ("dev", "envs", "ray"), {"playwright", "envpool", "miniwob", "selenium"}),
+    ],
+)
+def test_lock_satisfies_the_project(lock, extras, heavy):
     project = PROJECT["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"] + PROJECT["build-system"]["requires"]
+    wanted = project["dependencies"] + PROJECT["build-system"]["requires"]
+    for extra in extras:
+        wanted = wanted + project["optional-dependencies"][extra]
     for text in wanted:
         requirement = Requirement(text)
-        assert pins()[canonicalize_name(requirement.name)] in requirement.specifier, text
-    assert closure(project["dependencies"]) - {"colorama"} <= pins().keys()
-    assert pins().keys() & HEAVY <= {"playwright"}  # which the tests need
+        assert pins(lock)[canonicalize_name(requirement.name)] in requirement.specifier, text
+    assert closure(project["dependencies"]) - {"colorama"} <= pins(lock).keys()
+    assert pins(lock).keys() & HEAVY == heavy
+
+
+def test_locks_agree():
+    base, dev = (pins(lock) for lock in LOCKS)
+    assert base.items() <= dev.items()
 
 
 def test_every_dependency_says_why():

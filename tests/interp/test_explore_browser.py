@@ -3,9 +3,9 @@
 import re
 import shlex
 
-import chromium
 import explored
 import pytest
+import system
 from explored import DOG_NEURON, EVIL_NEURON, HOSTILE, LAYER
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -31,9 +31,9 @@ def address(explorer):
 
 @pytest.fixture(scope="module")
 def browser():
-    executable = chromium.find()
+    executable = system.find()
     if executable is None:
-        pytest.fail(chromium.ADVICE)
+        pytest.fail(system.ADVICE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
@@ -267,5 +267,5 @@ def test_the_token_is_asked_for_and_taken_from_the_address(browser: Browser, exp
 
 def test_a_missing_browser_is_told(monkeypatch):
     monkeypatch.setenv("CHROMIUM", "/nowhere")
-    assert chromium.find() is None
-    assert "apt-get install chromium" in chromium.ADVICE
+    assert system.find() is None
+    assert "apt-get install chromium" in system.ADVICE
