@@ -63,4 +63,4 @@ class GameEnv(BaseEnv):
         return Obs(text=f"{self.game.title}. {self.game.goal}\n\n{self.game.draw(self.now)}\n\n{self.game.legend}\n")
 
     def _state(self) -> dict[str, Any]:
-        return encode(self.now)
+        return {} if self.now is None else encode(self.now)

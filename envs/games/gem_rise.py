@@ -1,7 +1,8 @@
-"""Gem rise: equal gems that touch melt into one of the next rank, while new gems rise from below, up to rank 11."""
+"""Gem rise: equal gems that touch melt into one of the next rank, up to rank 11, while new gems rise from below."""
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 from envs.api import Action, ActionSpec
 from envs.games.core import Game, IllegalError, draw_below, first_rng, table
@@ -9,21 +10,21 @@ from envs.games.loop_rotate import CELL
 
 ROWS, COLUMNS = 7, 5
 FILLED = 2  # rows of gems at the start
-RISING = 1  # columns that get a gem from below after each melt
 LAST = 11  # the rank that ends the game
 RANKS = (1, 1, 1, 2, 2, 3)  # of new gems, each as likely as the next
-AHEAD = 2  # melts that the oracle looks ahead
+AHEAD = 2  # melts that the oracle looks beyond the next one
 Board = tuple[tuple[int, ...], ...]  # columns from the left, each from the bottom up, without empty cells
 Cell = tuple[int, int]  # column, height
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The gems, the highest rank that was made, whether they rose over the edge, and the random state of those to come."""
+    """The gems, and what is to come."""
 
     board: Board
-    best: int  # 0 before the first melt
-    full: bool
+    next: int  # rank of the gem that rises after the next melt
+    best: int  # the highest rank that was made; 0 before the first melt
+    full: bool  # whether gems rose over the edge
     rng: int
 
 
@@ -49,30 +50,46 @@ def melt(board: Board, cell: Cell, together: frozenset[Cell]) -> Board:
     )
 
 
-def _risen(board: Board, columns: list[int], best: int, rng: int) -> State:
-    """A new gem from below in each of these columns."""
-    result = list(board)
-    for column in columns:
-        rng, which = draw_below(rng, len(RANKS))
-        result[column] = (RANKS[which], *result[column])
-    full = any(len(column) > ROWS for column in result)
-    return State(tuple(column[:ROWS] for column in result), best, full, rng)
+def raised(board: Board, column: int, gem: int) -> Board:
+    """The board with a gem that came from below."""
+    return (*board[:column], (gem, *board[column]), *board[column + 1 :])
+
+
+def _drawn(rng: int) -> tuple[int, int]:
+    rng, which = draw_below(rng, len(RANKS))
+    return rng, RANKS[which]
+
+
+def _row(state: State) -> State:
+    """A new gem in each column."""
+    board, rng = state.board, state.rng
+    for column in range(COLUMNS):
+        rng, gem = _drawn(rng)
+        board = raised(board, column, gem)
+    return _cut(dataclasses.replace(state, board=board, rng=rng))
+
+
+def _cut(state: State) -> State:
+    """What rose over the edge is gone, and the game over."""
+    full = any(len(column) > ROWS for column in state.board)
+    return dataclasses.replace(state, board=tuple(column[:ROWS] for column in state.board), full=full)
 
 
 def start(seed: int, level: int = 0) -> State:
-    """A board filled halfway."""
-    state = State(((),) * COLUMNS, 0, False, first_rng("gem-rise", seed))
+    """A board with a few rows."""
+    rng, gem = _drawn(first_rng("gem-rise", seed))
+    state = State(((),) * COLUMNS, gem, 0, False, rng)
     for _ in range(FILLED):
-        state = _risen(state.board, list(range(COLUMNS)), 0, state.rng)
+        state = _row(state)
     return state
 
 
 def play(state: State, action: Action) -> State:
-    """Melts a group, after which some gems rise; or lets a whole row rise."""
+    """Melts a group, after which the next gem rises in the melt's column; or lets a whole row rise."""
     if over(state):
         raise IllegalError("the game is over")
     if action.name == "rise":
-        return _risen(state.board, list(range(COLUMNS)), state.best, state.rng)
+        return _row(state)
     row, column = action.arguments["row"], action.arguments["column"]
     c, h = column - 1, ROWS - row
     if not (0 <= c < COLUMNS and 0 <= h < len(state.board[c])):
@@ -80,12 +97,9 @@ def play(state: State, action: Action) -> State:
     together = group(state.board, (c, h))
     if len(together) < 2:
         raise IllegalError(f"the gem at row {row}, column {column} touches none of its rank")
-    board, rng, columns = melt(state.board, (c, h), together), state.rng, list(range(COLUMNS))
-    for _ in range(RISING):
-        rng, which = draw_below(rng, len(columns))
-        columns.pop(which)
-    best = max(state.best, state.board[c][h] + 1)
-    return _risen(board, sorted(set(range(COLUMNS)) - set(columns)), best, rng)
+    board = raised(melt(state.board, (c, h), together), c, state.next)
+    rng, gem = _drawn(state.rng)
+    return _cut(State(board, gem, max(state.best, state.board[c][h] + 1), False, rng))
 
 
 def legal(state: State) -> list[Action]:
@@ -115,39 +129,44 @@ def rows(board: Board) -> list[list[int]]:
 def draw(state: State) -> str:
     """The gems by rank, dots above them."""
     board = table([[gem or "." for gem in row] for row in rows(state.board)])
-    return f"Highest rank made {state.best or 'none yet'}\n\n{board}"
+    return f"Highest rank made {state.best or 'none yet'}, next gem {state.next}\n\n{board}"
 
 
 def oracle(state: State) -> Action:
-    """The melt after which the board is worth most, some melts ahead without what rises meanwhile; else a rise."""
-    ways = [move for move in legal(state) if move.name == "melt"]
+    """The melt after which the board is worth most, some melts beyond it without what rises meanwhile; else a rise."""
+    ways = [
+        (_best(raised(melt(state.board, cell, together), cell[0], state.next), AHEAD), cell)
+        for cell, together in _melts(state.board)
+    ]
     if not ways:
         return Action("rise", {})
+    _, (c, h) = max(ways)
+    return Action("melt", {"row": ROWS - h, "column": c + 1})
 
-    def value(move: Action) -> float:
-        cell = (move.arguments["column"] - 1, ROWS - move.arguments["row"])
-        return _best(melt(state.board, cell, group(state.board, cell)), AHEAD - 1)
 
-    return max(ways, key=value)
+def _melts(board: Board) -> Iterator[tuple[Cell, frozenset[Cell]]]:
+    """Every cell that can melt, with its group."""
+    seen: set[Cell] = set()
+    for c, column in enumerate(board):
+        for h in range(len(column)):
+            if (c, h) not in seen:
+                together = group(board, (c, h))
+                seen |= together
+                if len(together) > 1:
+                    yield from ((cell, together) for cell in sorted(together))
 
 
 def _best(board: Board, ahead: int) -> float:
     values = [_worth(board)]
     if ahead:
-        seen: set[Cell] = set()
-        for c, column in enumerate(board):
-            for h in range(len(column)):
-                together = group(board, (c, h))
-                if len(together) > 1 and (c, h) not in seen:
-                    values += [_best(melt(board, cell, together), ahead - 1) for cell in together]
-                    seen |= together
+        values += [_best(melt(board, cell, together), ahead - 1) for cell, together in _melts(board)]
     return max(values)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _worth(board: Board) -> float:
-    """High ranks, close to their like; low stacks."""
-    value = 0.0
+    """High ranks, close to their like; low stacks, and none over the edge."""
+    value = -1000.0 * any(len(column) > ROWS for column in board)
     for c, column in enumerate(board):
         value -= 1.5 * max(0, len(column) - 3) ** 2
         for h, gem in enumerate(column):
@@ -155,15 +174,15 @@ def _worth(board: Board) -> float:
             near = [column[h + 1]] if h + 1 < len(column) else []
             if c + 1 < COLUMNS and h < len(board[c + 1]):
                 near.append(board[c + 1][h])
-            value -= sum(0.3 * abs(gem - other) for other in near)
+            value -= sum(0.8 * abs(gem - other) for other in near)
     return value
 
 
 GAME = Game(
     name="gem-rise",
     title="Gem rise",
-    goal="Melt gems of one rank that touch into a gem of the next rank. New gems rise from below after each melt; the game "
-    "ends when they rise over the edge, or with a gem of rank 11. The score is the highest rank made.",
+    goal="Melt gems of one rank that touch into a gem of the next rank. The next gem then rises from below in that column. The "
+    "game ends when gems rise over the edge, or with a gem of rank 11. The score is the highest rank made.",
     legend="Numbers are ranks, dots are empty cells. melt(row, column) melts the gem there with all of its rank that it hangs "
     "together with, into that cell; rise() lets a whole row rise. Rows count from 1 at the top, columns from 1 at the left.",
     actions=(

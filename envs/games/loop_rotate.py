@@ -8,7 +8,7 @@ from envs.games.core import Chance, Game, IllegalError, table
 
 # Level -> rows and columns. The last one goes on for ever.
 LEVELS = ((2, 3), (3, 3), (3, 3), (3, 4), (4, 4), (4, 4), (4, 5), (5, 5))
-FILLED = 58  # per cent of the borders between cells that pipe crosses
+FILLED = 62  # per cent of the borders between cells that pipe crosses
 # A piece is a sum of its open sides, clockwise from the top; side -> rows, columns to the neighbour.
 SIDES = {1: (-1, 0), 2: (0, 1), 4: (1, 0), 8: (0, -1)}
 SHAPES = " ╵╶└╷│┌├╴┘─┴┐┤┬┼"  # by that sum
@@ -65,7 +65,7 @@ def level(seed: int, number: int) -> tuple[Board, Board]:
                         cells[r + dr][c + dc] |= turned(turned(side))
         solved = tuple(map(tuple, cells))
         mixed = tuple(tuple(_spun(piece, chance.below(4)) for piece in row) for row in solved)
-        if open_ends(mixed) >= rows * columns // 2 and sum(piece != 0 for row in solved for piece in row) > rows * columns // 2:
+        if 4 * sum(map(bool, sum(solved, ()))) >= 3 * rows * columns and open_ends(mixed) >= rows * columns // 2:
             return mixed, solved
     raise AssertionError(f"no level for seed {seed}, number {number}")
 

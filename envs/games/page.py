@@ -14,6 +14,7 @@ from envs.games.views import CONTROLS, meaning, view
 from jaxllm.errors import UserError
 
 SCREEN_WH = (448, 560)
+PATIENCE = 25.0  # s without an answer of the browser: the pages themselves never hang, but machines are busy
 PAGES = Path(__file__).with_name("pages")
 ACTIONS = with_names(
     COMPUTER,
@@ -31,8 +32,8 @@ def spec(game: Game) -> EnvSpec:
 class GamePageEnv(GameEnv):
     """A game whose board is a page.
 
-    The page draws what it is given and tells which keys were pressed and what was clicked; the rules are those of the text view,
-    here. An action makes one move at most: a double click turns a piece once.
+    The page draws what it is given and tells which keys were pressed and what was clicked; the rules are those of the text
+    view, here. An action makes one move at most: a double click turns a piece once.
     """
 
     def __init__(self, game: Game, spec: EnvSpec, options: dict[str, Any]):
@@ -50,13 +51,13 @@ class GamePageEnv(GameEnv):
         self._pictures = options.get("screenshot", True)
         if not isinstance(self._pictures, bool):
             raise UserError(f"{spec.name}: screenshot is true or false, not {self._pictures!r}")
-        self._begun = 0.0
+        self._since = 0.0
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         self.now = first_state(self.game, task, seed)
         self._selected = self._refused = ""
         browser = self._open()
-        self._begun = browser.time
+        self._since = browser.time
         browser.evaluate("game.clear()")
         self._show(browser)
         return self._look()
@@ -65,11 +66,11 @@ class GamePageEnv(GameEnv):
         browser = self._browser
         if browser is None:
             raise driver.CrashedError(f"{self.spec.name}: the browser is gone; reset first")
-        before, info = self.now, self.figures()
+        before = self.now
         try:
             refused = browser.act(action)
             if refused is not None:
-                return StepResult(self._look(), 0.0, False, False, {"error": refused.error, "message": refused.message, **info})
+                return StepResult(self._look(), 0.0, False, False, {"error": refused.error, "message": refused.message})
             self._refused = ""
             self._play(browser.evaluate("game.take()"))
             self._show(browser)
@@ -77,7 +78,7 @@ class GamePageEnv(GameEnv):
         except (driver.CrashedError, driver.HungError):
             self.close()
             raise
-        error = {"error": "illegal_move", "message": self._refused} if self._refused else {}
+        error: dict[str, Any] = {"error": "illegal_move", "message": self._refused} if self._refused else {}
         return StepResult(obs, self.gain(before), self.game.over(self.now), False, {**error, **self.figures()})
 
     def _play(self, events: list[dict[str, Any]]) -> None:
@@ -106,7 +107,7 @@ class GamePageEnv(GameEnv):
         picture = browser.screenshot() if self._pictures else None
         elements = browser.elements()
         text = f"{self.game.title}. {self.game.goal} {CONTROLS[self.game.name].hint}\n{listing(elements)}"
-        return Obs(text=text, screenshot=picture, elements=elements, t_virtual=round(browser.time - self._begun, 4))
+        return Obs(text=text, screenshot=picture, elements=elements, t_virtual=round(browser.time - self._since, 4))
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), "selected": self._selected}
@@ -116,7 +117,9 @@ class GamePageEnv(GameEnv):
         if self._browser is not None and self._browser.worn:
             self.close()
         if self._browser is None:
-            self._browser = driver.Browser.open(SCREEN_WH, files=PAGES, backend=self.options.get("backend", "auto"))
+            self._browser = driver.Browser.open(
+                SCREEN_WH, files=PAGES, backend=self.options.get("backend", "auto"), patience=PATIENCE
+            )
             try:
                 self._browser.navigate((PAGES / f"{self.game.name}.html").as_uri())
             except BaseException:

@@ -22,6 +22,7 @@ class Controls:
 
     hint: str  # for the line at the bottom
     view: Callable[[State], dict[str, Any]]  # what the page draws
+    figures: Callable[[State], list[tuple[str, str]]] = lambda state: []  # for the header, beside level and score
     buttons: tuple[tuple[str, str], ...] = ()  # an action without arguments, and the button's text
     arrows: bool = False  # whether the arrow keys are the action `move`
     letters: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> an action without arguments
@@ -66,8 +67,9 @@ def _pipes(state: loop_rotate.State) -> dict[str, Any]:
 
 CONTROLS = {
     "gem-rise": Controls(
-        "Click a gem that touches one of its rank: all of them melt into it.",
+        "Click a gem that touches one of its rank: they melt into it, and the next gem rises in its column.",
         lambda state: {"board": gem_rise.rows(state.board)},
+        lambda state: [("Next", str(state.next))],
         (("rise", "Rise"),),
         letters={" ": "rise"},
     ),
@@ -77,9 +79,9 @@ CONTROLS = {
     "sokoban": Controls(
         "Arrow keys walk and push. Bring each box to a target. R: restart.",
         lambda state: {"board": state.board},
-        (("restart", "Restart"),),
-        True,
-        {"r": "restart", "R": "restart"},
+        buttons=(("restart", "Restart"),),
+        arrows=True,
+        letters={"r": "restart", "R": "restart"},
     ),
     "tray-match": Controls("Click free tiles. Three of a kind vanish from the tray; keep it from filling up.", _pile),
 }
@@ -90,6 +92,7 @@ def view(game: Game, state: State, selected: str, refused: str) -> dict[str, Any
     controls = CONTROLS[game.name]
     figures: list[tuple[str, str]] = [("Level", str(state.level + 1))] if game.levels else []
     score = game.score(state)
+    figures += controls.figures(state)
     figures.append(("Score", f"{score:.2f}" if game.levels else f"{score:.0f}"))
     note = refused or ("Game over" if game.over(state) else controls.hint)
     return {

@@ -4,24 +4,32 @@ const game = {
   events: [],
   held: null,
   draw: null, // (view) => draws the board; set by each page
+  board: null,
+  shown: "",
 
   // What the player did since the last call: {key}, or {action, same, dx, dy} for a press and a release of the left button.
   take() {
     return game.events.splice(0);
   },
 
-  // Draws a view; see envs/games/views.py.
+  // Draws a view; see envs/games/views.py. All of it anew, in a layer of its own, so that equal views are equal pictures whatever
+  // was drawn before.
   show(view) {
-    const find = (id) => document.getElementById(id);
-    find("figures").replaceChildren(...view.figures.map(([name, value]) => {
-      const box = game.element("div", { className: "figure" });
-      box.append(game.element("small", { textContent: name }), game.element("b", { textContent: value }));
-      return box;
-    }));
-    const note = game.element("p", { textContent: view.note, className: view.refused ? "refused" : "" });
-    const buttons = view.buttons.map(([id, text]) => game.playable(game.element("button", { id, textContent: text }), { name: id, arguments: {} }));
-    find("note").replaceChildren(note, ...buttons);
-    find("board").replaceChildren();
+    const make = game.element, text = JSON.stringify(view);
+    if (text === game.shown) return true;
+    game.shown = text;
+    const screen = make("div", { id: "screen" }), header = make("header"), footer = make("footer");
+    header.append(make("h1", { textContent: document.title }));
+    for (const [name, value] of view.figures) {
+      const box = make("div", { className: "figure" });
+      box.append(make("small", { textContent: name }), " ", make("b", { textContent: value }));
+      header.append(box);
+    }
+    game.board = make("main");
+    footer.append(make("p", { textContent: view.note, className: view.refused ? "refused" : "" }));
+    for (const [id, words] of view.buttons) footer.append(game.playable(make("button", { id, textContent: words }), { name: id, arguments: {} }));
+    screen.append(header, game.board, footer);
+    document.body.replaceChildren(screen);
     game.draw(view);
     return true;
   },
@@ -30,6 +38,7 @@ const game = {
   clear() {
     game.events.length = 0;
     game.held = null;
+    game.shown = "";
     return true;
   },
 
@@ -51,10 +60,12 @@ const game = {
       if (!thing.action) node.setAttribute("role", "img");
     }
     if (thing.action) game.playable(node, thing.action);
-    if (thing.text !== undefined) node.dataset.text = thing.text;
+    if (thing.text !== undefined && thing.action) node.dataset.text = thing.text; // drawn by the style, so that its label names it
+    else if (thing.text !== undefined) node.textContent = thing.text;
     if (thing.picture) node.innerHTML = `<svg viewBox="0 0 100 100" aria-hidden="true">${thing.picture}</svg>`;
-    Object.assign(node.style, { left: thing.x + "px", top: thing.y + "px", width: thing.w + "px", height: thing.h + "px", ...thing.style });
-    document.getElementById("board").append(node);
+    const style = { left: thing.x + "px", top: thing.y + "px", width: thing.w + "px", height: thing.h + "px", ...thing.style };
+    for (const [name, value] of Object.entries(style)) node.style.setProperty(name, value);
+    game.board.append(node);
     return node;
   },
 };
