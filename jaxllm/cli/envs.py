@@ -1,6 +1,7 @@
 """Commands on environments: what there is, what one of them takes, and what works on this machine."""
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
@@ -64,6 +65,7 @@ class Show:
         from envs.policies import signature
         from jaxllm.cli import console
 
+        find_own_modules()
         spec = envs.describe(self.name, **options(self.option))
         facts = _facts(spec)
         facts["actions"] = [{"call": signature(action), "about": action.about} for action in spec.actions]
@@ -153,6 +155,15 @@ def matching(pattern: str) -> "list[EnvSpec]":
     near = difflib.get_close_matches(rest.strip("*"), [name.partition("/")[2] for name in there], n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `jaxllm envs list`"
     raise UserError(f"no environment matches {pattern!r}; {hint}")
+
+
+def find_own_modules() -> None:
+    """Lets names such as mine:Class mean modules of the current folder: a console script does not look there by itself."""
+    import sys
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class Play:
         from envs.episode import ended, outcome, turns
         from envs.files import write_atomically
         from jaxllm.cli import console
-        from jaxllm.cli.envs import options
+        from jaxllm.cli.envs import find_own_modules, options
 
+        find_own_modules()
         given = options(self.option)
         spec = envs.describe(self.name, **given)
         policy = self.policy or ("random" if envs.oracle(self.name, self.seed) is None else "oracle")
@@ -100,8 +101,9 @@ class Record:
         from envs.record import record
         from envs.record_folder import Run
         from jaxllm.cli import console
-        from jaxllm.cli.envs import options
+        from jaxllm.cli.envs import find_own_modules, options
 
+        find_own_modules()
         run = Run(self.name, self.policy, self.seed, options(self.option), self.max_steps)
         ends: list[Any] = []
         with console.progress(f"Recording {self.name}", total=self.episodes, unit="steps") as advance:
@@ -137,8 +139,10 @@ class Replay:
 
         from envs.replay import replay
         from jaxllm.cli import console
+        from jaxllm.cli.envs import find_own_modules
         from jaxllm.errors import UserError
 
+        find_own_modules()
         with console.progress("Replaying", unit="episodes") as advance:
             count, found = replay(self.folder, lambda _: advance(1))
         if self.json:

@@ -44,8 +44,10 @@ class Serve:
 
         from envs.server import Server
         from jaxllm.cli import console
+        from jaxllm.cli.envs import find_own_modules
         from jaxllm.errors import UserError
 
+        find_own_modules()
         for pattern in self.patterns:
             check_pattern(pattern)
         settings = {"bind": self.bind, "token_file": self.token_file, "metrics_port": self.prometheus, "lease": self.lease}
