@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from envs.api import Element
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, hover, key, middle
+from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, first, hover, key, middle
 
 SCREENS = 25  # keys by which a list is searched
 
@@ -62,10 +62,11 @@ def _post(s: Sight) -> Plan:
     kind = _ICONS.get(button, "more")
     yield click((80, 75))
     yield from _reveal(s, lambda: _posts(s, user, kind))
+    yield hover(_posts(s, user, kind)[0])  # the icon is gone for a moment when the pointer comes
     yield click(_posts(s, user, kind)[0])
     if kind == "more":
-        item = next(e for e in s.obs.elements if e.text.startswith(button))
-        yield click(item)
+        yield from _reveal(s, lambda: [e for e in s.obs.elements if e.text.startswith(button) and e.box[3] < 205])
+        yield click(first(e for e in s.obs.elements if e.text.startswith(button)))
 
 
 def _many_posts(s: Sight) -> Plan:

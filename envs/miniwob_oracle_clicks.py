@@ -1,9 +1,10 @@
 """Plans for the pages of MiniWoB that take clicks: buttons, links, tabs, sections, menus, shapes, cards."""
 
+import functools
 import re
 
 from envs.api import Element
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, hover, middle
+from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, first, hover, middle
 
 
 def _button(s: Sight) -> Plan:
@@ -118,7 +119,7 @@ def _shapes(s: Sight) -> list[Element]:
 
 def _shape(s: Sight) -> Plan:
     words = s.utterance.removeprefix("Click on a ").split()
-    yield click(next(shape for shape in _shapes(s) if _fits(shape, words)))
+    yield click(first(shape for shape in _shapes(s) if _fits(shape, words)))
 
 
 def _count(s: Sight) -> Plan:
@@ -147,7 +148,7 @@ def _icon_menu(s: Sight) -> Plan:
     icons = {"Save": "disk", "Prev": "seek-start", "Stop": "stop", "Play": "play", "Next": "seek-end"}
     icons |= {"Zoom In": "zoomin", "Zoom Out": "zoomout"}
     asked = re.search(r'id="query".*?ui-icon-([a-z-]+)', s.html.split('id="area"')[0], re.DOTALL)
-    name = next(name for name, icon in icons.items() if icon == asked[1]) if asked else s.quoted(1)
+    name = first(name for name, icon in icons.items() if icon == asked[1]) if asked else s.quoted(1)
     yield s.click("button", "Menu")
     if not s.all(text=name):
         for _ in range(3):
@@ -193,6 +194,7 @@ def _won(board: tuple[int, ...], player: int) -> bool:
     return any(all(board[cell] == player for cell in line) for line in _LINES)
 
 
+@functools.cache
 def _value(board: tuple[int, ...], player: int) -> float:
     """Of a position for us (1), with ``player`` to move: against an opponent who plays half at random."""
     if _won(board, 1):

@@ -2,7 +2,7 @@
 
 import re
 
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, hold, key, let_go, middle, scroll, write
+from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hold, key, let_go, middle, scroll, write
 
 
 def _text(s: Sight) -> Plan:
@@ -55,22 +55,16 @@ def _login_popup(s: Sight) -> Plan:
     yield s.click(id="subbtn")
 
 
+_TITLES = {"Genre": "genre", "Director": "director", "Year": "year", "Released": "year"}
+
+
 def _search_form(s: Sight) -> Plan:
     """Three fields with a label each, to their left, above or below, in any order."""
-    labels = {"genre": "Genre", "director": "Director", "year": ("Year", "Date")}
     boxes = sorted(s.all("textbox"), key=lambda box: box.box[1])
-    words = [
-        element
-        for element in s.obs.elements
-        if element.role in ("text", "cell", "label") and element.box[1] < boxes[-1].box[3] + 16
-    ]
-    titles = sorted((w for w in words if re.search(r"Genre|Director|Year|Date", w.text)), key=lambda word: middle(word)[1])
-    for title, box in zip(titles, boxes, strict=True):
-        name = next(
-            name for name, word in labels.items() if re.search("|".join([word] if isinstance(word, str) else word), title.text)
-        )
-        yield from s.enter(box, s.fields[name])
-    yield click(next(element for element in s.obs.elements if element.text in ("Submit", "Search", "Go!")))
+    titles = [element for element in s.obs.elements if re.search("|".join(_TITLES), element.text) and element.role != "textbox"]
+    for title, box in zip(sorted(titles, key=lambda title: middle(title)[1]), boxes, strict=True):
+        yield from s.enter(box, s.fields[first(name for word, name in _TITLES.items() if word in title.text)])
+    yield click(first(element for element in s.obs.elements if element.text in ("Submit", "Search", "Go!")))
 
 
 def _radio_and_text(s: Sight) -> Plan:
@@ -212,10 +206,9 @@ def _autocomplete(s: Sight) -> Plan:
 
 
 def _spinner(s: Sight) -> Plan:
-    field = s.one("spinbutton")
-    yield click(field)
-    yield key("ctrl a")
-    yield write(s.fields["target"])
+    target = int(s.fields["target"])
+    while (value := int(str(s.one("spinbutton").attributes["value"]))) != target:
+        yield s.click(kind="ui-icon-triangle-1-n" if value < target else "ui-icon-triangle-1-s")
     yield s.submit()
 
 

@@ -4,7 +4,7 @@ import math
 import re
 
 from envs.api import Action, Element, Point
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, hover, key, middle, write
+from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hover, key, middle, write
 
 AREA = (4.0, 54.0, 154.0, 186.0)  # where drawings take points
 CIRCLE_POINTS = 16
@@ -64,7 +64,7 @@ def _box(s: Sight) -> Plan:
 
 
 def _away(s: Sight) -> Plan:
-    shape = next(element for element in s.obs.elements if element.attributes["tag"] in ("circle", "rect", "polygon", "text"))
+    shape = first(element for element in s.obs.elements if element.attributes["tag"] in ("circle", "rect", "polygon", "text"))
     x, y = middle(shape)
     dx, dy = DIRECTIONS[s.fields["target"]]
     yield drag(shape, (x + 40 * dx, y + 40 * dy))
@@ -116,7 +116,7 @@ def _place(words: str, here: int, width: int) -> int:
 def _items(s: Sight) -> Plan:
     words = s.fields["target"]
     items = s.all("text")
-    here = next(place for place, item in enumerate(items) if words.startswith(f"{item.text} "))
+    here = first(place for place, item in enumerate(items) if words.startswith(f"{item.text} "))
     width = 3 if len(items) == 9 else 1
     there = _place(words.removeprefix(items[here].text), here, width)
     beyond = 6 if there > here else -6
@@ -169,12 +169,14 @@ def _chase(s: Sight) -> Plan:
 
 
 def _colour(s: Sight) -> Plan:
-    names = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
+    from PIL import ImageColor  # of the extra that has the pages too
+
+    red, green, blue = ImageColor.getrgb(s.fields["target"])[:3]
     field = s.one("textbox")
     yield click(field)
     yield key("ctrl a")
-    yield write(names[s.fields["target"]])
-    yield key("tab")
+    yield write(f"{red:02X}{green:02X}{blue:02X}")
+    yield click((5, 205))  # closes the wheel, which lies over the button
     yield s.submit()
 
 

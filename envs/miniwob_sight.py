@@ -1,14 +1,16 @@
 """What the oracles of MiniWoB see, and how they say what to do: the words that a plan is written in."""
 
 import re
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 from envs.api import Action, Element, Json, Obs, Point
 
 # A plan yields actions; whenever it goes on, its `Sight` shows what they led to.
 Plan = Generator[Action, None, None]
 Plans = dict[str, Callable[["Sight"], Plan]]
+
+Found = TypeVar("Found")
 
 SETTLE = 4  # steps of 150 ms in which a page's animations end
 
@@ -81,6 +83,13 @@ class Sight:
         """Lets animations end, with the pointer where nothing is."""
         for _ in range(steps):
             yield hover((1, 1))
+
+
+def first(found: Iterable[Found]) -> Found:
+    """The first of some. Raises NotSeenError where there are none."""
+    for one in found:
+        return one
+    raise NotSeenError("nothing of the kind")
 
 
 def middle(element: Element) -> Point:

@@ -47,7 +47,7 @@ def picture(obs):
 
 
 def seedrandom(seed):
-    """The generator of D. Bau's seedrandom 2.4 for a number, from its description: ARC4, 52 bits, the first 256 bytes dropped."""
+    """The generator of D. Bau's seedrandom 2.4 for a number, from its description: ARC4, 52 bits, 256 bytes dropped."""
     key, smear = {}, 0
     for place, letter in enumerate(f"{seed}\0"):
         smear ^= key.get(place, 0) * 19
@@ -266,6 +266,7 @@ def test_digests_are_the_same_in_another_process_and_order(made):
 def test_a_blinking_cursor_is_not_in_the_digest(made):
     env = made("terminal")
     env.reset(seed=0)
+    env.step(Action("hover", {"point": (150, 205)}))  # the page takes the focus for its terminal
     seen = {env._browser.evaluate("document.getElementById('input-flicker').className")}
     states = {envs.digest(env._state())}
     for _ in range(12):
