@@ -269,6 +269,10 @@ class Client:
         self._ready.clear()
         return replies
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a message may be there: see ZMQ_FD. Call `poll` after each `post` as well."""
+        return self._socket.getsockopt(zmq.FD)
+
     # Messages.
 
     def _send(self, kind: str, fields: Mapping[str, Any]) -> None:

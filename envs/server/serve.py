@@ -114,6 +114,7 @@ class Server:
             if "error" in started:
                 raise UserError(started["error"])
             self.address, self.token, self.token_file = started["address"], started["token"], Path(started["token_file"])
+            self.metrics: str | None = started["metrics"]  # where Prometheus finds the figures
         except BaseException:
             self.close()
             raise
@@ -166,8 +167,10 @@ def serve(patterns: Sequence[str], **settings: Any) -> int:
     Settings as of `Server`. Returns the exit code: 0 after SIGTERM, 130 after Ctrl-C. Raises UserError for a wrong setting.
     """
 
-    def started(address: str, token_file: Path, token: str) -> None:
+    def started(address: str, token_file: Path, token: str, metrics: str | None) -> None:
         print(f"serving {', '.join(patterns)} at {address}\ntoken in {token_file}", flush=True)
+        if metrics:
+            print(f"figures at {metrics}", flush=True)
 
     return _run(_options(patterns, **settings), started, None)
 
@@ -178,8 +181,9 @@ def main() -> None:
     options = json.loads(sys.stdin.readline())
     out: TextIO = sys.stdout
 
-    def started(address: str, token_file: Path, token: str) -> None:
-        out.write(json.dumps({"address": address, "token_file": str(token_file), "token": token}) + "\n")
+    def started(address: str, token_file: Path, token: str, metrics: str | None) -> None:
+        told = {"address": address, "token_file": str(token_file), "token": token, "metrics": metrics}
+        out.write(json.dumps(told) + "\n")
         out.flush()
 
     try:
@@ -208,7 +212,7 @@ def _folder() -> Path:
     return folder
 
 
-def _run(options: dict[str, Any], started: Callable[[str, Path, str], None], liveness: int | None) -> int:
+def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None], None], liveness: int | None) -> int:
     import zmq
 
     from envs.server.router import Router
@@ -234,10 +238,12 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str], None], liv
     code = 0
     router: Router | None = None
     pool: Pool | None = None
+    page = None
     before: dict[int, Any] = {}
     try:
         public, secret = zmq.curve_keypair() if options["encrypt"] else (None, None)
-        token = options["token"] or auth.new_token(public)
+        token = options["token"] or auth.new_token()
+        token = auth.split(token)[0] + ("." + public.decode() if public else "")
         pool = Pool(
             folder,
             note,
@@ -282,14 +288,12 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str], None], liv
             from envs.server.metrics import start_page
 
             page = start_page(options["metrics_port"], router.address, token)
-        else:
-            page = None
-        started(router.address, token_file, token)
+        started(router.address, token_file, token, page and f"http://127.0.0.1:{page.server_port}/metrics")
         router.run(liveness)
+    finally:
         if page is not None:
             page.shutdown()
             page.server_close()
-    finally:
         if router is not None:
             router.close()
         elif pool is not None:

@@ -107,7 +107,7 @@ class Figures:
             "steps_per_s": sum(count for _, count in recent) / RATE_SECONDS
             if now - self.started > RATE_SECONDS
             else sum(count for _, count in self.per_second) / max(now - self.started, 1e-9),
-            "latency_ms": {op: _percentiles(values) for op, values in self.latencies.items()},
+            "latency_ms": {op: _percentiles(values) for op, values in self.latencies.items() if values},
         }
 
 
