@@ -4,6 +4,7 @@ The session's clock is virtual as far as observations go (`STEP` seconds an acti
 the host's time, and changes of files carry it. Neither is part of the state. Files of the set-up have fixed times.
 """
 
+import functools
 import json
 import random
 import subprocess
@@ -152,6 +153,11 @@ def problem(task: Task) -> Problem:
     kind, level, split, seed = (task.data.get(key) for key in ("kind", "level", "split", "seed"))
     if kind not in KINDS or level not in LEVELS or split not in SPLITS or not isinstance(seed, int):
         raise UserError(f"a task of shell has kind, level, split and seed as data, as `reset` draws it; not {dict(task.data)}")
+    return _made(kind, split, level, seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _made(kind: str, split: str, level: int, seed: int) -> Problem:
     return KINDS[kind](random.Random(f"{kind}/{split}/{level}/{seed}"), level)
 
 

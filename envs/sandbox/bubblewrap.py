@@ -41,8 +41,8 @@ ENVIRONMENT = {
     "USER": "nobody",
 }
 START_TIMEOUT = 20.0  # seconds that the trial start may take
-PASSWD = f"nobody:x:{USER}:{USER}:nobody:{HOME}:/bin/bash\n"
-GROUP = f"nogroup:x:{USER}:\n"
+PASSWD = f"nobody:x:{USER}:{USER}:nobody:{HOME}:/bin/bash"
+GROUP = f"nogroup:x:{USER}:"
 # Parts of /proc that the host's root may write without a capability; bubblewrap itself covers only some of them.
 READ_ONLY = ("/proc/sys", "/proc/acpi", "/proc/driver", "/proc/fs", "/proc/mtrr", "/proc/pressure", "/proc/scsi")
 
