@@ -17,6 +17,8 @@ from jaxllm.errors import UserError
 # How far the page's own clock is ahead of its frames', in ms.
 _LAG = "document.timeline.currentTime === null ? 0 : Math.max(0, performance.now() - document.timeline.currentTime)"
 
+_STOPPED = "the script did not end and was stopped"
+
 
 class Chromium(Driver):
     """See `Driver`."""
@@ -167,10 +169,10 @@ class Chromium(Driver):
         try:
             reply = self._call("Runtime.evaluate", expression=expression, returnByValue=True, **parameters)
         except RefusedError as error:
-            raise ScriptError(str(error)) from None
+            raise ScriptError(_STOPPED if self._clock.hangs > hangs else str(error)) from None
         if details := reply.get("exceptionDetails"):
             if self._clock.hangs > hangs:
-                raise ScriptError("the script did not end and was stopped")
+                raise ScriptError(_STOPPED)
             thrown = details.get("exception", {})
             raise ScriptError(str(thrown.get("description") or thrown.get("value") or details.get("text"))[:2000])
         return reply["result"].get("value")
@@ -178,7 +180,7 @@ class Chromium(Driver):
     def _settle(self) -> None:
         """Waits until the page has loaded, and lets the frames go on from the new page's time."""
         self._clock.settle(lambda: not self._loading, f"loading {self.log.url}")
-        self._clock.align(self._evaluate(_LAG))
+        self._clock.align(lambda: self._evaluate(_LAG))
 
     def _follow(self, navigations: int) -> None:
         """Sees to what a step led to: a window that wanted to open is opened in the page, and a page loads to its end."""

@@ -37,8 +37,8 @@ class Clock(Protocol):
     def start(self) -> None:
         """Takes over the time of the page."""
 
-    def align(self, ms: float) -> None:
-        """Moves the frames' clock forward, to that of a new page. Frame times never go back."""
+    def align(self, lag: Callable[[], float]) -> None:
+        """Lets the frames go on from a new page's own time; ``lag`` asks the page how many ms that is ahead of them."""
 
     def stamp(self) -> float:
         """Now in the page's time, as input events have it, in seconds since 1970 of the real clock."""
@@ -77,14 +77,13 @@ class TimerClock:
         self._patience = patience
         self._slice = slice_ms
         self._expired = True
-        self._policy = "pauseIfNetworkFetchesPending"
         pipe.handlers["Emulation.virtualTimeBudgetExpired"] = self._expire
 
     def start(self) -> None:
         """See `Clock`."""
         self._set_policy(policy="pause")
 
-    def align(self, ms: float) -> None:
+    def align(self, lag: Callable[[], float]) -> None:
         """Frames come by themselves."""
 
     def stamp(self) -> float:
@@ -146,12 +145,12 @@ class TimerClock:
             self.until(lambda: self._expired, f"{ms:g} ms of the page's time")
         self.granted += ms
 
-    def _set_policy(self, **parameters: Any) -> dict[str, Any]:
+    def _set_policy(self, **parameters: Any) -> None:
         if "budget" in parameters:
             parameters["maxVirtualTimeTaskStarvationCount"] = _STARVED
         number = self._pipe.send("Emulation.setVirtualTimePolicy", initialVirtualTime=EPOCH, **parameters)
         self.until(lambda: self._pipe.arrived(number), "the page's clock")
-        return self._pipe.reply(number)
+        self._base = self._pipe.reply(number)["virtualTimeTicksBase"]
 
 
 class FrameClock(TimerClock):
@@ -181,11 +180,20 @@ class FrameClock(TimerClock):
 
     def start(self) -> None:
         """See `Clock`."""
-        self.align(self._set_policy(policy="pause")["virtualTimeTicksBase"] - self._due)
+        self._set_policy(policy="pause")
+        self._due = max(self._tick, self._base)
 
-    def align(self, ms: float) -> None:
-        """See `Clock`."""
-        self._due = max(self._due + ms, self._tick)
+    def align(self, lag: Callable[[], float]) -> None:
+        """See `Clock`. Frame times never go back."""
+        self._draw(self._due, 1.0)
+        ahead = lag()
+        if ahead < 1.0:  # the rounding of the page's clocks
+            return
+        # The page's clocks are rounded; its base is not, and its time since then is a number of slices.
+        since = self._base - self._due
+        exact = since + _LOAD_SLICE * round((ahead - since) / _LOAD_SLICE)
+        self._due += exact if abs(exact - ahead) < 0.5 else ahead
+        self._draw(self._due, 1.0)
 
     def stamp(self) -> float:
         """See `Clock`."""

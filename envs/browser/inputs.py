@@ -1,12 +1,10 @@
 """The agent's actions as real input: pointer, wheel and keyboard events, as from devices."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from envs.api import Action, Point
 from envs.browser import keys
-from envs.browser.clock import Clock
-from envs.browser.pipe import Pipe
 
 BUDGET = 150.0  # ms of page time that pass after an action
 WAIT = 5000.0  # ms of the action `wait`
@@ -21,6 +19,26 @@ _AT_ONCE = 64  # characters whose events are on their way together
 Event = tuple[str, dict[str, Any]]
 
 
+class Sender(Protocol):
+    """Where the calls go, such as `Pipe`."""
+
+    def send(self, method: str, /, **parameters: Any) -> int:
+        """Starts a call; returns its id."""
+
+
+class Advancer(Protocol):
+    """The part of `Clock` that input needs."""
+
+    def stamp(self) -> float:
+        """When an event happens, in seconds since 1970."""
+
+    def complete(self, numbers: list[int], what: str) -> None:
+        """Waits until calls are done."""
+
+    def advance(self, ms: float) -> None:
+        """Lets page time pass."""
+
+
 class Inputs:
     """Pointer and keyboard of one page, with what is held down.
 
@@ -28,7 +46,7 @@ class Inputs:
       point: where the pointer is.
     """
 
-    def __init__(self, pipe: Pipe, clock: Clock):
+    def __init__(self, pipe: Sender, clock: Advancer):
         self.point: Point = (0.0, 0.0)
         self._pipe = pipe
         self._clock = clock

@@ -45,7 +45,7 @@ class Launched:
             ),
         ]
         if confine.works():
-            arguments = [*_sandbox(settings, executable, self._folder), *arguments]
+            arguments = [*sandbox(settings, executable, self._folder), *arguments]
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         environment |= {"HOME": str(self._folder), "LANG": "C.UTF-8", "TZ": "UTC"}
         try:
@@ -64,15 +64,14 @@ class Launched:
 
     def main_pid(self) -> int:
         """The browser's main process, below the shell and the sandbox that started it."""
-        for pid in _family(self.pipe.pid):
-            command = _command(pid)
-            if command and "--remote-debugging-pipe" in command[1:] and not Path(command[0]).name.startswith(("sh", "bwrap")):
+        for pid in tree(self.pipe.pid):
+            if is_main(pid, self._folder / "profile"):
                 return pid
         raise CrashedError("the browser has ended")
 
     def memory(self) -> int:
         """Bytes of memory of all processes, with shared pages counted in parts (PSS)."""
-        return sum(_memory(pid) for pid in _family(self.pipe.pid))
+        return sum(memory(pid) for pid in tree(self.pipe.pid))
 
     def close(self) -> None:
         """Ends the browser and deletes its folder."""
@@ -157,8 +156,9 @@ def capabilities() -> dict[str, Any]:
     }
 
 
-def _sandbox(settings: Settings, executable: Path, folder: Path) -> list[str]:
-    """Programs of the system are visible anyway; a browser elsewhere is added, and the folders at both their names."""
+def sandbox(settings: Settings, executable: Path, folder: Path) -> list[str]:
+    """The arguments in front of the browser's. Programs of the system are visible anyway; a browser elsewhere is added, and the
+    folder of pages at both its names."""
     readable: dict[Path, Path] = {}
     if not executable.is_relative_to("/usr"):
         readable[executable.parent] = executable.parent
@@ -171,7 +171,7 @@ def _sandbox(settings: Settings, executable: Path, folder: Path) -> list[str]:
     return confine.command(readable, writable)
 
 
-def _family(pid: int) -> Iterator[int]:
+def tree(pid: int) -> Iterator[int]:
     """A process and all that descend from it."""
     yield pid
     try:
@@ -183,17 +183,25 @@ def _family(pid: int) -> Iterator[int]:
     except OSError:
         return
     for child in children:
-        yield from _family(child)
+        yield from tree(child)
 
 
-def _command(pid: int) -> list[str]:
+def is_main(pid: int, profile_folder: Path) -> bool:
+    """Whether this is the main process of the browser with this profile, and neither its helper nor what started it."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
-        return []
+        return False
+    program = command[0].rpartition(b"/")[2]
+    return (
+        f"--user-data-dir={profile_folder}".encode() in command
+        and program not in (b"sh", b"bwrap")
+        and not any(argument.startswith(b"--type=") for argument in command)
+    )
 
 
-def _memory(pid: int) -> int:
+def memory(pid: int) -> int:
+    """Bytes of a process's memory, with shared pages counted in parts (PSS)."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith("Pss:"):

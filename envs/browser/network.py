@@ -9,6 +9,7 @@ import dataclasses
 import http.client
 import mimetypes
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from jaxllm.errors import UserError
 
 MAX_BODY = 64 << 20  # bytes of an answer
-_TIMEOUT = 10.0  # seconds for each step of a request
+_TIMEOUT = 5.0  # seconds to connect, for an answer to begin, and for all of it
 _DROPPED = {"connection", "content-length", "host", "proxy-connection", "te", "transfer-encoding", "upgrade", "accept-encoding"}
 _DECODED = {"connection", "content-length", "keep-alive", "transfer-encoding"}
 
@@ -149,9 +150,11 @@ def _from_network(parts: SplitResult, request: Mapping[str, Any], cookies: str) 
     try:
         connection.request(request["method"], target, body or None, headers)
         response = connection.getresponse()
-        data = response.read(MAX_BODY + 1)
-        if len(data) > MAX_BODY:
-            return Answer(error="Failed")
+        data, end = b"", time.monotonic() + _TIMEOUT
+        while piece := response.read1(1 << 20):
+            data += piece
+            if len(data) > MAX_BODY or time.monotonic() > end:
+                return Answer(error="Failed")
         kept = tuple((name, value) for name, value in response.getheaders() if name.lower() not in _DECODED)
         return Answer(status=response.status, headers=kept, body=data)
     except TimeoutError:
