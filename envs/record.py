@@ -1,5 +1,6 @@
 """Recording: a policy plays an environment many times, into a folder of episodes (see `envs.record_folder`)."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def record(
     Args:
       path: made if absent; episodes that are there stay.
       num_envs: 1 plays in this process; more play at once in processes of a step server, the same episodes.
-      workers: processes for them; None for the server's own choice.
+      workers: processes for them; None for one a processor, and no more than there are environments.
 
     Raises:
       UserError: something unknown or not installed, a folder of something else, or an environment that died `ATTEMPTS` times
@@ -96,6 +97,7 @@ def _together(run: Run, spec: EnvSpec, todo: list[int], num_envs: int, workers: 
     """The episodes in ``num_envs`` environments at once, each yielded when it is over."""
     waiting = [(episode, 1) for episode in reversed(todo)]
     num_envs = max(min(num_envs, len(todo)), 1)
+    workers = workers or min(num_envs, os.cpu_count() or 1)
     with make_vec(run.name, num_envs, workers=workers, seed=run.seed, options=dict(run.options)) as vector:
         slots: dict[int, _Slot] = {}
         while True:

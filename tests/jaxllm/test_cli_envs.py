@@ -1,11 +1,13 @@
 """The commands on environments, as a user meets them, with a family of small environments."""
 
+import dataclasses
 import io
 import json
 import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tyro
 from PIL import Image
 
 from envs import doctor, registry
@@ -457,3 +460,48 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == ""
     assert err
+
+
+# The page in the docs
+
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ jaxllm envs (.*)$", PAGE, re.M)
+ELSEWHERE = {"doctor", "serve", "top", "fleet"}  # tested above, and in tests/envs/test_doctor.py
+
+
+def test_the_page_shows_every_command():
+    names = {name.split()[1] for group in commands.grouped().values() for name in group if name.startswith("envs ")}
+    assert {shlex.split(command)[0] for command in COMMANDS} == names
+
+
+def test_the_commands_of_the_page_are_accepted():
+    for command in COMMANDS:
+        words = shlex.split(command)
+        found = next(group[f"envs {words[0]}"] for group in commands.grouped().values() if f"envs {words[0]}" in group)
+        assert dataclasses.is_dataclass(tyro.cli(found, args=words[1:], config=(tyro.conf.FlagCreatePairsOff,)))
+
+
+def test_the_commands_of_the_page_work(capsys: pytest.CaptureFixture[str]):
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[0] not in ELSEWHERE and words != ["list"]:
+            assert run(*words) == 0, command
+            assert capsys.readouterr().out
+    assert len(list(Path("plays").glob("*.gif"))) == len([command for command in COMMANDS if command.startswith("play")])
+
+
+def test_the_python_of_the_page_works():
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=2 * SECONDS, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("True\n")
+
+
+def test_the_page_explains_every_column():
+    from envs.record_folder import SCHEMA
+
+    cells = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    explained = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert [name for name in explained if name in SCHEMA.names] == SCHEMA.names
