@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from envs.server.client import Client as Client
     from envs.server.client import Reply as Reply
     from envs.server.client import ServerGoneError as ServerGoneError
+    from envs.server.launch import Server as Server
+    from envs.server.launch import serve as serve
     from envs.server.metrics import prometheus as prometheus
-    from envs.server.serve import Server as Server
-    from envs.server.serve import serve as serve
 
 _HOMES = {
     "Client": "client", "Reply": "client", "ServerGoneError": "client",
-    "Server": "serve", "serve": "serve", "prometheus": "metrics",
+    "Server": "launch", "serve": "launch", "prometheus": "metrics",
 }  # fmt: skip
 __all__ = ["Client", "Reply", "Server", "ServerGoneError", "prometheus", "serve"]
 

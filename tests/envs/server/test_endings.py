@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
 import pytest
 from server_help import do, lives, move, until
 
-from envs.server import Client, Server, arena, prometheus
+from envs.server import Client, Server, arena, prometheus, wire
 from jaxllm.errors import UserError
 
 WALK = "server_envs:Walk"
@@ -30,7 +31,7 @@ def family(server: Server, client: Client) -> tuple[list[int], str]:
 
 
 def left(prefix: str) -> list[Path]:
-    return [*arena.ROOT.glob(prefix + "*"), *Path(arena.Path(os.environ.get("TMPDIR", "/tmp"))).glob(prefix + "*")]
+    return [*arena.ROOT.glob(prefix + "*"), *Path(tempfile.gettempdir()).glob(prefix + "*")]
 
 
 def test_killing_the_router_ends_everything(tmp_path):
@@ -43,7 +44,7 @@ def test_killing_the_router_ends_everything(tmp_path):
     pids, prefix = family(server, client)
     pids.append(int((tmp_path / "pid").read_text()))
     assert left(prefix)
-    client._send("request", {"req": 0, "stream": True, "items": [[hung, 2, "step", b"", -1]]})
+    client.post([(hung, "step", wire.pack_action(do("loop")))])
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not any(map(lives, pids)))  # 2 s on a machine that has nothing else to do
     until(lambda: not left(prefix))
@@ -107,7 +108,7 @@ def test_ctrl_c_and_sigterm_end_a_server_in_the_foreground(number, code, tmp_pat
         session = begin(client, weight="heavy")
         client.step(session, do("print hello from inside"))
         pids = client.stats()["pids"]
-        client.post([(session, "step", b"\x92\xa2do\x81\xa4what\xa8sleep 60")])
+        client.post([(session, "step", wire.pack_action(do("sleep 60")))])
         os.killpg(process.pid, number)  # as a terminal does: to the whole group
         out, errors = process.communicate(timeout=60)
     assert process.returncode == code

@@ -99,7 +99,7 @@ class Server:
         options = _options(patterns, **settings)
         self.address = self.token = ""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "envs.server.serve"],
+            [sys.executable, "-m", "envs.server.launch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
