@@ -17,7 +17,8 @@ def test_boxes_are_those_of_the_page(show: Show):
         '<input id="d" value="v" style="position:absolute;left:150px;top:100.5px;width:80px">'
         '<svg style="position:absolute;left:200px;top:20px" width="60" height="60">'
         '<circle id="e" cx="30" cy="30" r="10" fill="red"/></svg>'
-        "<style>#f { position:absolute; left:10px; top:150px; width:20px; height:20px; background:blue; transform:rotate(45deg) }</style>"
+        "<style>#f { position: absolute; left: 10px; top: 150px; width: 20px; height: 20px; background: blue;"
+        "transform: rotate(45deg) }</style>"
         '<div id="f"></div>'
     )
     found = {element.attributes["id"]: element for element in browser.elements()}

@@ -46,8 +46,9 @@ def test_the_same_interface(browser: Browser, tmp_path: Path):
     browser.act(Action("type", {"content": "Aß1"}))
     found = {element.attributes.get("id"): element for element in browser.elements()}
     assert found["b"].attributes["value"] == "Aß1"
-    x1, y1, x2, y2 = found["a"].box
-    assert browser.evaluate("Object.values(a.getBoundingClientRect().toJSON()).slice(0, 2)") == [x1, y1]
+    assert browser.evaluate("(() => { const r = a.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom] })()") == [
+        *found["a"].box
+    ]
     assert browser.screenshot().startswith(b"\x89PNG")
     browser.act(Action("click", {"point": (4, 60)}))
     assert browser.downloaded == ("made.csv",)
@@ -63,8 +64,7 @@ def test_the_same_interface(browser: Browser, tmp_path: Path):
 def test_a_dead_browser(browser: Browser):
     psutil.Process(browser.pid).kill()
     with pytest.raises(CrashedError):
-        for _ in range(100):
-            browser.evaluate("1")
+        browser.evaluate("'x'.repeat(10)")
     browser.recycle()
     assert browser.evaluate("1 + 1") == 2
 
