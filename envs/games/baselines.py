@@ -17,7 +17,14 @@ from envs.games.core import BUDGET, Chance, decode, encode
 from envs.scoring import Reference
 
 SEEDS = range(30)  # that the references were measured with
-REFERENCES: dict[str, Reference] = {}
+REFERENCES = {
+    "gem-rise": Reference("56625fe7dea9", BUDGET, random=4.767, oracle=6.667),
+    "loop-rotate": Reference("b08fb559e135", BUDGET, random=0.261, oracle=6.471),
+    "slide-merge": Reference("9a1aca35f1d5", BUDGET, random=830.4, oracle=1086.8),
+    "slide-out": Reference("b9a05b310288", BUDGET, random=0.5, oracle=12.083),
+    "sokoban": Reference("3b33cc118398", BUDGET, random=0.1, oracle=6.733),
+    "tray-match": Reference("dbe2021c75e3", BUDGET, random=2.074, oracle=6.0),
+}
 
 
 @functools.cache

@@ -147,9 +147,9 @@ def drawn(number: int) -> Board:
     return tuple("".join(row) for row in board)
 
 
-def kept() -> Iterator[tuple[int, int, Board]]:
-    """The yards worth playing, as number of the draw, slides of its hardest position, and rows; without end."""
-    for number in itertools.count():
+def kept(first: int = 0) -> Iterator[tuple[int, int, Board]]:
+    """The yards worth playing from a draw on, as number of the draw, slides of its hardest position, and rows; without end."""
+    for number in itertools.count(first):
         board = drawn(number)
         far = distances(*parse(board))
         hardest = max(far.values(), default=0)

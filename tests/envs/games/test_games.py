@@ -131,7 +131,10 @@ def test_the_state_is_json_and_comes_back(name):
 )
 def test_an_illegal_move_takes_a_step_and_changes_nothing(name, action):
     env = envs.make(f"games/{name}")
-    first = env.reset(seed=2)
+    game = GAMES[name]
+    first = env.reset(
+        seed=next(seed for seed in range(99) if name != "slide-merge" or len(game.legal(game.start(seed, 0))) < 4)
+    )
     if action is None:
         legal = {move.arguments.get("direction") for move in GAMES[name].legal(env.now)}
         action = Action("move", {"direction": next(way for way in ("up", "right", "down", "left") if way not in legal)})
@@ -149,8 +152,8 @@ def test_an_illegal_move_takes_a_step_and_changes_nothing(name, action):
 def test_what_is_no_move_is_refused_by_the_interface():
     env = envs.make("games/sokoban")
     env.reset(seed=0)
-    for action, error in [(Action("jump"), "unknown_action"), (Action("move", {"direction": "north"}), "bad_choice")]:
-        assert env.step(action).info["error"] in (error, "bad_argument", "bad_value", "unknown_choice")
+    for action, error in [(Action("jump"), "unknown_action"), (Action("move", {"direction": "north"}), "bad_argument")]:
+        assert env.step(action).info["error"] == error
     result = env.step(Invalid("no_action", "nothing"))
     assert result.truncated
     assert result.info["status"] == "FAILED_TASK"
@@ -196,17 +199,17 @@ def test_rewards_add_up_to_the_score_and_the_budget_ends_the_episode(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_oracle_beats_chance_on_every_seed(name):
+def test_the_oracle_beats_chance_by_far(name):
     seeds = range(200, 205)
     oracle = [baselines.score(name, envs.oracle(f"games/{name}"), seed) for seed in seeds]
     random = [baselines.score(name, baselines.chance(name, seed), seed) for seed in seeds]
     error = np.std(random, ddof=1) / len(random) ** 0.5
     assert np.mean(oracle) > np.mean(random) + 3 * error
-    # The stored means hold for other seeds, and give a scale from 0 (chance) to 100 (the oracle).
+    # The stored means give a scale from 0 (chance) to 100 (the oracle) for other seeds, too.
     reference = baselines.REFERENCES[name]
     scale = [score_game(scores, reference, levels=baselines.level_set(name), budget=BUDGET) for scores in (random, oracle)]
-    assert abs(scale[0].normalised) < 45
-    assert abs(scale[1].normalised - 100) < 45
+    assert scale[0].normalised < 40
+    assert 60 < scale[1].normalised < 140
     assert scale[0].kind == "oracle-normalised"
 
 

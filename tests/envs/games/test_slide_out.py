@@ -68,9 +68,11 @@ def test_slides_are_those_of_the_rules(seed, picks):
 
 def test_the_file_of_yards_is_what_the_generator_keeps():
     stored = yards.stored()
-    assert len(stored) >= 60
+    assert len(stored) >= 100
     assert len({board for _, _, board in stored}) == len(stored)
-    assert tuple(itertools.islice(yards.kept(), 1)) == stored[:1]
+    # Two neighbours with few draws between them: the generator finds these two and nothing in between.
+    pair = min(itertools.pairwise(stored), key=lambda pair: pair[1][0] - pair[0][0])
+    assert tuple(itertools.islice(yards.kept(pair[0][0]), 2)) == pair
     for number, hardest, board in stored[:: len(stored) // 8]:
         assert yards.drawn(number) == board
         far = yards.distances(*yards.parse(board))
@@ -80,7 +82,7 @@ def test_the_file_of_yards_is_what_the_generator_keeps():
 def test_every_stored_yard_has_a_start_of_each_length():
     assert yards.FEWEST == 4
     assert yards.HARDEST == 9
-    for _, _, board in yards.stored()[::6]:
+    for _, _, board in yards.stored()[::12]:
         assert all(yards.starts(board, wanted) for wanted in range(4, 10))
 
 

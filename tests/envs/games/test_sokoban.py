@@ -11,7 +11,7 @@ from envs.games import sokoban
 from envs.games.core import DIRECTIONS, IllegalError
 
 ORDER = ("up", "right", "down", "left")  # envpool's actions 0 to 3
-STEPS, BOARDS = 110, 24  # an episode of envpool's has 120 steps
+STEPS, BOARDS = 100, 16  # an episode of envpool's has 120 steps
 
 
 def positions(grid: np.ndarray):
@@ -47,8 +47,8 @@ def test_moves_are_those_of_envpool():
             compared += 1
             pushed += moved[1] != boxes
         before, ended = after, terminated | truncated
-    assert compared > 2400
-    assert pushed > 50
+    assert compared > 1500
+    assert pushed > 30
 
 
 def fewest(board: sokoban.Board) -> int | None:
