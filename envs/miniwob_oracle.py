@@ -6,16 +6,14 @@ to. It knows the words of its page, not the answer.
 
 from collections.abc import Mapping
 
-from envs import miniwob_oracle_apps, miniwob_oracle_clicks, miniwob_oracle_forms, miniwob_oracle_mouse
 from envs.api import Action, Json, Obs, Policy
+from envs.miniwob_oracle_apps import PLANS as APPS
+from envs.miniwob_oracle_clicks import PLANS as CLICKS
+from envs.miniwob_oracle_forms import PLANS as FORMS
+from envs.miniwob_oracle_mouse import PLANS as MOUSE
 from envs.miniwob_sight import Plans, Sight
 
-PLANS: Plans = {
-    **miniwob_oracle_clicks.PLANS,
-    **miniwob_oracle_forms.PLANS,
-    **miniwob_oracle_mouse.PLANS,
-    **miniwob_oracle_apps.PLANS,
-}
+PLANS: Plans = {**CLICKS, **FORMS, **MOUSE, **APPS}
 
 
 def solved() -> frozenset[str]:

@@ -252,15 +252,17 @@ def _slider_and_box(s: Sight) -> Plan:
     yield s.submit()
 
 
+_MONTHS = ["January", "February", "March", "April", "May", "June"]
+_MONTHS += ["July", "August", "September", "October", "November", "December"]
+
+
 def _calendar(s: Sight) -> Plan:
     """Opens the date picker, goes back by months, picks the day."""
     wanted = int(s.fields["month"])
     yield s.click("textbox")
     yield from s.settle()
-    months = ("January", "February", "March", "April", "May", "June")
-    months += ("July", "August", "September", "October", "November", "December")
     for _ in range(12):
-        shown = months.index(s.one(kind="ui-datepicker-month").text) + 1
+        shown = _MONTHS.index(s.one(kind="ui-datepicker-month").text) + 1
         if shown == wanted:
             break
         yield s.click(kind="ui-icon-circle-triangle-w" if shown > wanted else "ui-icon-circle-triangle-e")

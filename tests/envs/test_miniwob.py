@@ -17,7 +17,7 @@ from envs.miniwob_oracle import solved
 from envs.miniwob_pages import PAGES
 from jaxllm.errors import UserError
 
-SAMPLE = ("click-pie-nodelay", "drag-sort-numbers", "email-inbox-reply", "enter-date", "tic-tac-toe")
+SAMPLE = ("click-scroll-list", "drag-sort-numbers", "email-inbox-reply", "enter-date", "tic-tac-toe")
 
 
 @pytest.fixture(scope="module")
@@ -266,15 +266,14 @@ def test_digests_are_the_same_in_another_process_and_order(made):
 def test_a_blinking_cursor_is_not_in_the_digest(made):
     env = made("terminal")
     env.reset(seed=0)
-    env.step(Action("hover", {"point": (150, 205)}))  # the page takes the focus for its terminal
-    seen = {env._browser.evaluate("document.getElementById('input-flicker').className")}
-    states = {envs.digest(env._state())}
+    cursor = "document.getElementById('input-flicker').className"
+    seen, documents = {env._browser.evaluate(cursor)}, {env.state()["html"]}
     for _ in range(12):
         env.step(Action("hover", {"point": (150, 205)}))
-        states.add(envs.digest(env._state()))
-        seen.add(env._browser.evaluate("document.getElementById('input-flicker').className"))
+        documents.add(env.state()["html"])
+        seen.add(env._browser.evaluate(cursor))
     assert len(seen) == 2
-    assert len(states) == 1
+    assert len(documents) == 1
 
 
 def test_a_save_goes_on_where_it_was_and_another_replay_is_lost(made):
@@ -287,7 +286,7 @@ def test_a_save_goes_on_where_it_was_and_another_replay_is_lost(made):
     obs = env.restore(blob)
     assert envs.digest(env.state()) == key
     assert obs.elements[0].attributes["checked"]
-    with pytest.raises(LostError, match="the replay of 1 actions"):
+    with pytest.raises(LostError, match="1 actions"):
         env.restore(json.dumps({**json.loads(blob), "digest": "0" * 64}).encode())
 
 
