@@ -9,6 +9,7 @@ import tyro
 if TYPE_CHECKING:
     from envs.api import EnvSpec
 
+MOST_DESCRIBED = 300  # names of a list whose specs are shown
 # How a family is named whose environments the user names.
 OPEN_FAMILIES = {"page": "page/PATH", "gym": "gym/ID", "openenv": "openenv/ADDRESS"}
 
@@ -30,7 +31,7 @@ class List:
 
         from jaxllm.cli import console
 
-        rows = families() if self.pattern is None else [_facts(spec) for spec in matching(self.pattern)]
+        rows = families() if self.pattern is None else described(matching(self.pattern))
         if self.json:
             console.write(json.dumps(rows, indent=1, allow_nan=False))
         elif self.pattern is None:
@@ -42,9 +43,14 @@ class List:
         else:
             table = console.table("", "name", "about", "screen", "steps", "supports")
             for row in rows:
-                screen = "x".join(map(str, row["screen_wh"])) if row["screen_wh"] else ""
-                table.add_row(row["name"], row["about"], screen, str(row["max_steps"]), " ".join(row["supports"]))
+                screen = "x".join(map(str, row["screen_wh"])) if row.get("screen_wh") else ""
+                facts = (row["about"], screen, str(row["max_steps"]), " ".join(row["supports"])) if "about" in row else ()
+                table.add_row(row["name"], *facts)
             console.stdout().print(table)
+            if len(rows) > MOST_DESCRIBED:
+                console.stderr().print(
+                    f"{len(rows):,} names; what they are is shown for up to {MOST_DESCRIBED}: narrow the pattern"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +141,15 @@ def families() -> list[dict[str, Any]]:
     return rows
 
 
-def matching(pattern: str) -> "list[EnvSpec]":
-    """The specs of all names that match. Raises UserError for none, with names that are near."""
+def described(names: list[str]) -> list[dict[str, Any]]:
+    """A row for each name: with its facts where there are at most `MOST_DESCRIBED`, since some families take their time."""
+    import envs
+
+    return [_facts(envs.describe(name)) if len(names) <= MOST_DESCRIBED else {"name": name} for name in names]
+
+
+def matching(pattern: str) -> list[str]:
+    """All names that match. Raises UserError for none, with names that are near."""
     import difflib
 
     import envs
@@ -149,7 +162,7 @@ def matching(pattern: str) -> "list[EnvSpec]":
     elif "/" not in pattern:
         pattern = f"*/*{pattern}*"
     if found := list(envs.names(pattern)):
-        return [envs.describe(name) for name in found]
+        return found
     head, _, rest = pattern.partition("/")
     there = envs.names(f"{head}/*" if head in envs.FAMILIES else "*/*")
     near = difflib.get_close_matches(rest.strip("*"), [name.partition("/")[2] for name in there], n=3)

@@ -120,6 +120,16 @@ def test_list_finds_names(pattern: str, names: list[str], capsys: pytest.Capture
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
 
 
+def test_a_long_list_has_the_names_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.envs.toys.names", lambda: [f"n{number}" for number in range(1000)])
+    assert run("list", "toys") == 0
+    out, err = capsys.readouterr()
+    assert "toys/n999" in out
+    assert "1,000 names" in err
+    assert run("list", "toys", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[999] == {"name": "toys/n999"}
+
+
 def test_show_says_what_an_environment_takes(capsys: pytest.CaptureFixture[str]):
     assert run("show", "toys/screen", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
