@@ -26,7 +26,7 @@ from envs.registry import FAMILIES, family
 from jaxllm.errors import UserError
 
 if TYPE_CHECKING:
-    from envs.server.client import Reply
+    from envs.server.client import Client, Reply
 
 ROOM_SECONDS = 60.0  # that a session waits for room on its server
 REVIVALS, REVIVAL_SECONDS = 5, 300.0  # how often the own server may be started again within how many seconds
@@ -181,7 +181,7 @@ class Vector:
                 addresses = [address] if isinstance(address, str) else list(address)
                 tokens = [token] * len(addresses) if token is None or isinstance(token, (str, Path)) else list(token)
                 for where, secret in zip(addresses, tokens, strict=True):
-                    self._clients.append(Client(where, secret))
+                    self._clients.append(self._connect(where, secret))
             links = len(self._clients)
             self._places = [_Place(i, name, options, i % links) for i, (name, options) in enumerate(kinds)]
             self._spares = [
@@ -563,7 +563,13 @@ class Vector:
             seed = self._episode_seed(place.id, place.episode)
             self._begin(spare, [("reset", wire.pack_reset(None, seed))], {"seed": seed, "episode": place.episode})
 
-    # The own server.
+    # The own server, and others.
+
+    def _connect(self, address: str, token: str | Path | None) -> "Client":
+        """A connection to a server that runs already."""
+        from envs.server import Client
+
+        return Client(address, token)
 
     def _start_own(self) -> None:
         from envs.server import Client, Server

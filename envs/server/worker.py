@@ -89,6 +89,8 @@ class Worker:
         self._outbox = self._socket(zmq.PUSH, f"ipc://{folder}/done")
         self._sending = threading.Lock()
         self._queue: deque[list[Any]] = deque()
+        self._results: deque[tuple[list[Any], list[np.ndarray]]] = deque()  # not sent yet
+        self._size = 0  # of theirs, in bytes, roughly
         self._lead = threading.Lock()  # over what follows
         self._leader = 0  # which lead this is; a thread whose number is another has lost it
         self._busy: tuple[int, float] | None = None  # the lead of who began with an item, and when; None if nobody did
@@ -160,6 +162,8 @@ class Worker:
             busy = self._busy
             if busy is not None and busy == seen:
                 self._give_lead(busy[0])
+                if self._results:
+                    self._send()
             seen = busy
 
     # Work.
@@ -175,10 +179,8 @@ class Worker:
 
     def _batch(self, place: int, mine: int) -> None:
         """Works on the queue while it has the lead; sends results as they come, several at a time where they come fast."""
-        results: list[Any] = []
-        frames: list[Any] = []
-        size, oldest = 0, 0.0
-        queue, sessions, now = self._queue, self.sessions, self._now
+        oldest = 0.0
+        queue, sessions, now, results = self._queue, self.sessions, self._now, self._results
         while self._leader == mine:
             try:
                 item = queue.popleft()
@@ -188,8 +190,7 @@ class Worker:
             session = sessions.get(key)
             begun = time.perf_counter()
             if results and (session is None or session.slow):
-                self._send(results, frames)
-                results, frames, size = [], [], 0
+                self._send()
             self._busy = (mine, begun)
             if session is not None and session.slow:
                 self._give_lead(mine)
@@ -199,24 +200,31 @@ class Worker:
             record[3] = (ended - begun) * 1e3
             if session is not None:
                 session.slow = ended - begun > SLOW
-            results.append(record)
-            size += len(record[4])
+            results.append((record, buffers))
+            self._size += len(record[4])
             if buffers:
-                frames += buffers
-                size += sum(buffer.nbytes for buffer in buffers)
+                self._size += sum(buffer.nbytes for buffer in buffers)
             if len(results) == 1:
                 oldest = ended
-            elif ended - oldest > FLUSH or size > BATCH:
-                self._send(results, frames)
-                results, frames, size = [], [], 0
+            elif ended - oldest > FLUSH or self._size > BATCH:
+                self._send()
         _NOW.pack_into(now, 8 * place, 0)
         if results:
-            self._send(results, frames)
+            self._send()
 
-    def _send(self, results: list[Any], frames: list[Any]) -> None:
-        head = wire.pack([self.number, results])
+    def _send(self) -> None:
+        """Sends all results that are there, whichever thread they are from."""
         with self._sending:
-            self._outbox.send_multipart([head, *frames])  # copied: an environment may write to its arrays again
+            records: list[Any] = []
+            frames: list[Any] = []
+            self._size = 0
+            while self._results:
+                record, buffers = self._results.popleft()
+                records.append(record)
+                frames += buffers
+            if records:
+                head = wire.pack([self.number, records])
+                self._outbox.send_multipart([head, *frames])  # copied: an environment may write to its arrays again
 
     def _do(self, item: list[Any], session: Session | None) -> tuple[list[Any], list[np.ndarray]]:
         """One operation, isolated: whatever goes wrong in it concerns this session alone."""

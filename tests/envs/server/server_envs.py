@@ -137,16 +137,16 @@ class Plain:
 class Sleeper(Plain):
     """Steps take log-normal times, by a seed of its own."""
 
-    def __init__(self, scale: float = 0.03, seed: int = 0):
+    def __init__(self, scale: float = 0.05, seed: int = 0):
         super().__init__(size=16)
         self._times = np.random.default_rng(seed)
         self._scale = scale
 
     def step(self, action: Action | Invalid) -> StepResult:
-        seconds = self._scale * float(self._times.lognormal())
-        time.sleep(seconds)
+        begun = time.perf_counter()
+        time.sleep(self._scale * float(self._times.lognormal()))
         result = super().step(action)
-        return StepResult(result.obs, result.reward, False, False, {"slept": seconds})
+        return StepResult(result.obs, result.reward, False, False, {"slept": time.perf_counter() - begun})
 
 
 def key(env) -> str:
