@@ -49,7 +49,10 @@ def usage(folder: Path, pids: Iterable[int] = (), max_files: int | None = None) 
             count += 1
             try:
                 info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
             except OSError:
+                count += 0 if max_files is None else max_files + 1
                 continue
             if info.st_ino not in seen:
                 seen.add(info.st_ino)

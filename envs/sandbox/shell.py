@@ -27,9 +27,17 @@ OWN += "|SRANDOM|UID|EUID|_|__*|PS[0-4]|PROMPT_COMMAND|HIST*"
 BASE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PAGER", "PATH", "SHELL", "TERM", "TZ", "USER")
 # What an interactive bash says without a terminal, when a signal has ended a command.
 NOISE = re.compile(r"^bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate ioctl for device\n", re.MULTILINE)
-# Functions of ours in the shell: `__status N` sets $?, `__dump` prints all that a new shell needs to go on.
+# Functions of ours in the shell: `__status N` sets $?, `__report` tells that a request has ended, `__dump` prints all that a
+# new shell needs to go on.
 FUNCTIONS = f"""PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; set +H; exec 2>&1
 __status() {{ builtin return "$1"; }}
+__report() {{
+  builtin printf '%s\\0' "$1" "$2" "${{PWD-}}"
+  builtin declare -px
+  builtin printf '\\0'
+  builtin eval "$4"
+  builtin printf '\\0'
+}} >&"$3" 2>/dev/null
 __dump() {{
   local IFS=$'\\n' __name
   for __name in $(builtin compgen -v); do case $__name in {OWN}|IFS) ;; *) builtin declare -p "$__name" ;; esac; done
@@ -89,9 +97,12 @@ class Shell:
         return self._running or bool(self._channel.others())
 
     def save(self) -> Saved:
-        """The state for a new shell. $RANDOM goes on from a new seed, here and there. Raises UserError while processes live."""
+        """The state for a new shell. $RANDOM goes on from a new seed, here and there. Raises UserError while processes
+        live, and in a folder below /tmp."""
         if self.sandbox.ended or self.live():
             raise UserError("a shell can't be saved while a command runs, in the background too; end it first")
+        if self.cwd.startswith(("/tmp/", "/dev/shm/")):
+            raise UserError(f"a shell in {self.cwd} can't be saved: what is there is not kept; change to {HOME} first")
         report = self._service("RANDOM=$RANDOM; __seed=$RANDOM; RANDOM=$__seed", '__dump "$IFS"; builtin echo "RANDOM=$__seed"')
         return Saved(self.cwd, report[4].decode(errors="surrogateescape"))
 
@@ -123,18 +134,15 @@ class Shell:
         self._clip = Clip()
         self._running = True
         self._number += 1
-        idle, reports = self._idle_number, self._reports_number
-        line = f"eval {shlex.quote(command)} 0<&{idle} {idle}<&- {reports}>&-"
+        # Commands inherit both descriptors: a redirection that closed them would not be undone after a syntax error.
+        line = f"eval {shlex.quote(command)} 0<&{self._idle_number}"
         status = f"__status {self._last_code}\n" if self._last_code else ""  # so that $? is the last command's, not ours
         self._channel.send(f"{status}{line}\n{self._report_line('')}\n".encode())
 
     def _report_line(self, extra: str) -> str:
-        # An interrupted line is dropped as a whole, so the report has a line of its own.
-        return (
-            f'{{ builtin printf \'%s\\0\' {self._number} "$?" "${{PWD-}}"; builtin declare -px\n'
-            f"builtin printf '\\0'; {extra}\n"
-            f"builtin printf '\\0'; }} >&{self._reports_number} 2>/dev/null"
-        )
+        # An interrupted line is dropped as a whole, so the report has a line of its own. It is a simple command: after some
+        # syntax errors bash takes the next line's first word for one, whatever it is.
+        return f'__report {self._number} "$?" {self._reports_number} {shlex.quote(extra)}'
 
     def _wait(self, timeout: float) -> Output:
         until = time.monotonic() + timeout
@@ -194,8 +202,8 @@ class Shell:
         self._running, self._last_code, self.cwd = False, 0, HOME
         self._service(FUNCTIONS)
         script = saved.script if saved else f"RANDOM={self._seed % 32768}"
-        where = f"builtin cd -- {shlex.quote(saved.cwd)}\n" if saved else ""
-        self._service(f"eval {shlex.quote(script)} 2>/dev/null\n{where}")
+        where = f"builtin cd -- {shlex.quote(saved.cwd)}\n" if saved else ""  # first: it sets OLDPWD
+        self._service(f"{where}eval {shlex.quote(script)} 2>/dev/null")
 
     def _argv(self, idle: int, reports: int) -> list[str]:
         self._idle_number, self._reports_number = idle, reports
