@@ -129,7 +129,7 @@ GAME = Game(
     "A new tile, 2 or sometimes 4, comes after each move. The game ends when nothing can move.",
     legend="Numbers are tiles, dots are empty cells. move(direction) pushes all tiles up, down, left or right.",
     actions=(dataclasses.replace(MOVE, about="pushes all tiles to that side; equal tiles that meet merge"),),
-    success=800.0,
+    success=1000.0,
     state=State,
     start=start,
     play=play,

@@ -181,7 +181,7 @@ GAME = Game(
     "level begins; a full tray ends the game.",
     legend="A tile is number:kind; a covered one can't be picked. pick(tile) takes a free tile by its number into the tray.",
     actions=(ActionSpec("pick", (Argument("tile", "int", low=0),), "puts a free tile into the tray, by its number"),),
-    success=1.0,
+    success=4.0,
     state=State,
     start=start,
     play=play,
