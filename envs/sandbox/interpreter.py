@@ -10,6 +10,7 @@ from envs.sandbox.shell import ENDED
 from jaxllm.errors import UserError
 
 GRACE = 2.0  # seconds that an interrupted cell has before its interpreter is killed
+START = 20.0  # seconds that Python may take to start
 MAX_CODE = 1 << 20  # bytes
 # Runs inside, isolated from the session's own modules until it has its imports. A request is a length and a cell's text.
 PROGRAM = """
@@ -21,7 +22,7 @@ os.dup2(1, 2)
 os.set_inheritable(reports, False)
 sys.path.insert(0, "")
 names = {"__name__": "__main__", "__builtins__": __builtins__}
-number = 0
+number = -1
 def run(text):
     name = f"<cell {number}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
@@ -55,7 +56,7 @@ while True:
         sys.stderr.flush()
     except BaseException:
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-    os.write(reports, b"%d\\0%d\\0" % (number, status % 256))
+    os.write(reports, b"%d\\0%d\\0" % (number + 1, status % 256))
 """
 
 
@@ -97,9 +98,10 @@ class Interpreter:
                 raise UserError("the interpreter needs python3 under /usr or /usr/local on this machine; install it")
             self._channel = Channel(self.sandbox, lambda _, reports: ["python3", "-I", "-c", PROGRAM, str(reports)], 2, HOME)
             self._number = 0
+            self._send(self._channel, b"")
+            self._wait(self._channel, Clip(), START)  # its own start is not the cell's time
         channel, clip, note = self._channel, Clip(), ""
-        self._number += 1
-        channel.send(struct.pack("<Q", len(text)) + text)
+        self._send(channel, text)
         report = self._wait(channel, clip, timeout)
         if report is None and self._goes_on(channel, clip):
             note = f"interrupted after {timeout:g} s"
@@ -121,6 +123,10 @@ class Interpreter:
             note = f"the interpreter ended with exit code {status}; all names are lost"
         self.close()
         return Output(clip.text(), status, clip.omitted, note)
+
+    def _send(self, channel: Channel, text: bytes) -> None:
+        self._number += 1
+        channel.send(struct.pack("<Q", len(text)) + text)
 
     def _goes_on(self, channel: Channel, clip: Clip) -> bool:
         return channel.alive and not channel.flooded and clip.total <= PER_REQUEST
