@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from jaxllm.cli.fleet import Fleet, read_fleet
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 POLL_SECONDS = 0.5  # between looks at whether a server lives
 Port = Annotated[int | None, tyro.conf.arg(metavar="PORT")]
@@ -73,6 +75,8 @@ class Top:
     """as the server prints it, such as tcp://host:5555 (default: the servers of this host)"""
     token: str | None = None
     """file of the server's token (default: the variable JAXLLM_ENVS_TOKEN; not needed without an address)"""
+    fleet: Path | None = None
+    """file of `jaxllm envs fleet`: all of its servers"""
     every: Seconds = 1.0
     """between two looks"""
     once: bool = False
@@ -120,13 +124,17 @@ class Top:
                             raise UserError(f"{error}; it was there a moment ago") from error
                         time.sleep(self.every)
 
-    def _servers(self) -> list[tuple[str, str | None]]:
+    def _servers(self) -> "Sequence[tuple[str, str | None]]":
         """Address and token of each."""
         from envs.server import discover
         from jaxllm.errors import UserError
 
+        if self.address is not None and self.fleet is not None:
+            raise UserError("give an address or --fleet, not both")
         if self.address is not None:
             return [(self.address, self.token)]
+        if self.fleet is not None:
+            return read_fleet(self.fleet)
         found = [(server.address, str(server.token_file)) for server in discover.running()]
         if not found:
             raise UserError(
@@ -135,7 +143,56 @@ class Top:
         return found
 
 
-COMMANDS: dict[str, type[Any]] = {"envs serve": Serve, "envs top": Top}
+@dataclasses.dataclass(frozen=True)
+class Gateway:
+    """Serve environments to any client of OpenEnv, over WebSockets, until Ctrl-C.
+
+    Prints the address that a client takes as its base_url. With several environments, each is at ADDRESS/FAMILY/NAME.
+    """
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """environments, such as games/sokoban; several are told apart by their addresses"""
+    bind: str = "127.0.0.1:8000"
+    """HOST:PORT, port 0 for any free one; other hosts than this one only with a token"""
+    token_file: Path | None = None
+    """file with a token of yours, which clients must send as Authorization: Bearer"""
+    option: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """option of the environments, such as level=3; repeat it for several"""
+    sessions: int = 64
+    """sessions at once, at most"""
+
+    def run(self) -> None:
+        import time
+
+        from envs import openenv
+        from jaxllm.cli import console
+        from jaxllm.cli.envs import find_own_modules, options
+
+        find_own_modules()
+        token = None if self.token_file is None else read_token(self.token_file)
+        settings = {"token": token, "options": options(self.option), "max_sessions": self.sessions}
+        with openenv.Gateway(self.names, bind=self.bind, **settings) as gateway:
+            console.write(f"Serving {' '.join(self.names)} to OpenEnv clients\naddress  {gateway.address}")
+            console.stderr().print("Ctrl-C ends it.")
+            while True:
+                time.sleep(POLL_SECONDS)
+
+
+COMMANDS: dict[str, type[Any]] = {"envs serve": Serve, "envs top": Top, "envs fleet": Fleet, "envs gateway": Gateway}
+
+
+def read_token(path: Path) -> str:
+    """A token from its file. Raises UserError where it can't be read, is empty, or holds more than one word."""
+    from jaxllm.errors import UserError
+
+    try:
+        with path.open() as file:
+            words = file.read(4096).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--token-file {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    if len(words) != 1:
+        raise UserError(f"--token-file {path}: a token is one word, found {len(words)}")
+    return words[0]
 
 
 def check_pattern(pattern: str) -> None:

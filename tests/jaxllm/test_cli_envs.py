@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from PIL import Image
 
 from envs import doctor, registry
 from envs.doctor import Check
+from envs.fleet import Placed
 from envs.server import Server, discover
 from jaxllm import cli
-from jaxllm.cli import commands, runtime, servers
+from jaxllm.cli import commands, fleet, runtime, servers
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # that a process of a test may take on a busy machine
@@ -38,6 +40,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runtime, "prepare", lambda verbose: None)
     monkeypatch.setitem(registry.FAMILIES, "toys", ("tests.envs.toys", "small ones"))
+
+
+# A user's foreground process; what a test starts may have been told to ignore Ctrl-C.
+COMMAND_LINE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jaxllm.cli import main
+sys.exit(main())
+"""
 
 
 def run(*arguments: str) -> int:
@@ -343,14 +354,19 @@ def test_the_live_table_is_drawn_and_ends_with_ctrl_c(server: Server):
 
 
 def test_serve_says_where_it_is_and_ends_with_ctrl_c(tmp_path: Path):
-    code = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from jaxllm.cli import main
-sys.exit(main())
-"""
     token = tmp_path / "token"
-    command = [sys.executable, "-c", code, "envs", "serve", "tests.envs.toys:*", "--workers", "1", "--token-file", str(token)]
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND_LINE,
+        "envs",
+        "serve",
+        "tests.envs.toys:*",
+        "--workers",
+        "1",
+        "--token-file",
+        str(token),
+    ]
     with subprocess.Popen(
         [*command, "--bind", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
@@ -371,6 +387,77 @@ sys.exit(main())
     assert err.splitlines()[-1] == "jaxllm: interrupted"
     assert "Traceback" not in err
     assert address not in [found.address for found in discover.running()]
+
+
+def test_the_gateway_answers_and_ends_with_ctrl_c(tmp_path: Path):
+    (tmp_path / "token").write_text("secret\n")
+    command = [sys.executable, "-c", COMMAND_LINE, "envs", "gateway", "tests.envs.toys:Toy", "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--token-file", str(tmp_path / "token")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "Serving tests.envs.toys:Toy to OpenEnv clients\n"
+            address = process.stdout.readline().split()[1]
+            with urllib.request.urlopen(f"{address}/health", timeout=SECONDS) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "jaxllm: interrupted"
+    assert "Traceback" not in err
+
+
+class FakeFleet:
+    """A fleet whose second server comes up, and dies for good."""
+
+    def __init__(self, patterns: tuple[str, ...], **settings: Any):
+        self.asked = (patterns, settings)
+        self.looks = 0
+
+    @property
+    def servers(self) -> list[Any]:
+        self.looks += 1
+        first = Placed(0, "up", "node-one", "tcp://a:1", "token-a")
+        states = ["starting", "up", "up", "gone", "out"]
+        second = Placed(1, states[min(self.looks, 5) - 1], "node-two", "tcp://b:2", "token-b", error="its node is gone")
+        if self.looks == 3:
+            FILES.append(json.loads(Path("fleet.json").read_text()))
+            MODES.append(Path("fleet.json").stat().st_mode & 0o777)
+        if self.looks > 6:
+            raise KeyboardInterrupt
+        return [first, second]
+
+    def __enter__(self) -> "FakeFleet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+FILES: list[Any] = []
+MODES: list[int] = []
+
+
+def test_a_fleet_keeps_its_addresses_in_a_private_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("envs.fleet.Fleet", FakeFleet)
+    monkeypatch.setattr(fleet, "POLL_SECONDS", 0)
+    assert run("fleet", "toys/*", "--servers", "2") == 130
+    out = capsys.readouterr().out
+    assert re.search(r"1 +starting", out)
+    assert re.search(r"1 +out +node-two +tcp://b:2 +0 +its node is gone", out)
+    assert "token-a" not in out
+    assert FILES == [{"addresses": ["tcp://a:1", "tcp://b:2"], "tokens": ["token-a", "token-b"]}]
+    assert MODES == [0o600]
+    assert not Path("fleet.json").exists()
+
+
+def test_top_watches_a_fleet(server: Server, capsys: pytest.CaptureFixture[str]):
+    fleet.write_private(Path("fleet.json"), {"addresses": [server.address] * 2, "tokens": [server.token] * 2})
+    assert run("top", "--fleet", "fleet.json", "--json") == 0
+    assert [stats["address"] for stats in json.loads(capsys.readouterr().out)] == [server.address] * 2
 
 
 def test_figures_of_a_busy_server():
@@ -446,6 +533,14 @@ def test_durations(seconds: float, text: str):
         (["top", "tcp://127.0.0.1:9", "--token", "nowhere"], "nowhere: No such file"),
         (["top", "--every", "0"], "--every must be at least 0.1"),
         (["serve", "tyos/*"], "'tyos/*' names no environments: write family/pattern, such as games/*; did you mean toys/*?"),
+        (["top", "tcp://a:1", "--fleet", "file"], "give an address or --fleet, not both"),
+        (["top", "--fleet", "nowhere"], "--fleet nowhere: No such file"),
+        (["top", "--fleet", "file"], "--fleet file: not a file that `jaxllm envs fleet` wrote"),
+        (["fleet", "tyos/*"], "'tyos/*' names no environments"),
+        (["gateway", "toys/none"], "there is no toys/none"),
+        (["gateway", "toys/count", "--bind", "0.0.0.0:0"], "other hosts can reach this; a gateway there needs a token"),
+        (["gateway", "toys/count", "--token-file", "nowhere"], "--token-file nowhere: No such file"),
+        (["gateway", "toys/count", "--token-file", "file"], "--token-file file: a token is one word, found 3"),
         (["serve"], "a server needs the names of what it may make"),
         (["serve", "toys"], "'toys' names no environments"),
         (["serve", "toys/zzz*"], "no environment matches 'toys/zzz*'; see `jaxllm envs list toys`"),
@@ -476,7 +571,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
 
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ jaxllm envs (.*)$", PAGE, re.M)
-ELSEWHERE = {"doctor", "serve", "top", "fleet"}  # tested above, and in tests/envs/test_doctor.py
+ELSEWHERE = {"doctor", "serve", "top", "fleet", "gateway"}  # tested above, and in tests/envs/test_doctor.py
 
 
 def test_the_page_shows_every_command():
