@@ -1,0 +1,172 @@
+"""An episode of work in a browser and a shell over one folder: a page, tools, a check at the end.
+
+The session's clock moves by its steps alone: `STEP` seconds each, more for a drag and for wait. The page's time moves with it,
+whichever kind of action it is, so that nothing happens there while the agent thinks. A program that the shell left running in
+the background does go on meanwhile: that is the one thing that the clock does not hold.
+"""
+
+import functools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from envs.actions import BASH, CALL_USER, COMPUTER, EDITOR, FINISHED, PYTHON, WAIT, with_names
+from envs.api import Action, EnvSpec, Obs, StepResult, Task
+from envs.base import BaseEnv
+from envs.browser import CrashedError, HungError, ScriptError
+from envs.elements import listing
+from envs.hybrid_desk import TOOLS, Desk
+from envs.hybrid_fetch import KINDS as FETCH
+from envs.hybrid_read import KINDS as READ
+from envs.hybrid_tasks import Problem, Seen
+from envs.sandbox import HOME
+from envs.shell_env import trial
+from envs.shell_tasks import LEVELS
+from jaxllm.errors import UserError
+
+KINDS = dict(sorted({**FETCH, **READ}.items()))
+ANY = "any"  # the name of the environment that draws the kind from the seed
+SPLITS = ("train", "test")
+ACTIONS = (
+    *with_names(COMPUTER, "click", "left_double", "right_single", "middle_click", "hover", "drag", "mouse_down", "mouse_up"),
+    *with_names(COMPUTER, "hotkey", "press", "release", "type", "scroll", "navigate", "navigate_back"),
+    *(BASH, EDITOR, PYTHON, WAIT, FINISHED, CALL_USER),
+)
+STEP = 0.15  # seconds of virtual time that an action takes
+TIMES = {"wait": 5.0, "drag": 1.15}  # and some that take longer
+
+
+class HybridEnv(BaseEnv):
+    """See `envs.hybrid`."""
+
+    _problem: Problem
+
+    def __init__(self, spec: EnvSpec, kind: str, chosen: Mapping[str, Any], options: Mapping[str, Any]):
+        """Args: the spec; the kind; all options of `envs.hybrid.make`, with defaults; those that were given."""
+        super().__init__(spec, options)
+        self._kind, self._chosen = kind, chosen
+        self._desk: Desk | None = None
+        self._view: dict[str, Any] = {}
+        self._answer = ""
+        self._time = 0.0
+
+    def _reset(self, task: Task | None, seed: int) -> Obs:
+        self.close()
+        self.drawn = task or draw(self._kind, self._chosen["level"], self._chosen["split"], seed)
+        self._problem = problem(self.drawn)
+        self._answer, self._time = "", 0.0
+        self._desk = Desk(
+            self._problem.site(),
+            self._problem.items(),
+            seed=seed,
+            timeout=self._chosen["timeout"],
+            backend=self._chosen["backend"],
+        )
+        with self._guard():
+            seen = self._look(self._desk)
+        told = f"{self._problem.instruction}\n\nThe working folder of the shell is {HOME}. The page shows:\n{seen.text}"
+        return Obs(told, seen.screenshot, seen.elements)
+
+    def _act(self, action: Action) -> StepResult:
+        if self._desk is None:
+            raise CrashedError(f"{self.spec.name}: the session is gone; reset first")
+        self._time = round(self._time + TIMES.get(action.name, STEP), 4)
+        with self._guard():
+            try:
+                return self._done(self._desk, action)
+            except ScriptError as error:  # the page has lost its way: its script never ends
+                info = {"error": "page_error", "message": str(error), "status": "PAGE_ERROR"}
+                return StepResult(self._last, 0.0, False, True, info)
+
+    def _done(self, desk: Desk, action: Action) -> StepResult:
+        before = len(desk.arrived)
+        info: dict[str, Any] = {}
+        over = False
+        lines = []
+        if action.name in TOOLS or (action.name == "wait" and desk.session.shell.running):
+            reply = desk.tool(action)
+            lines, info, over = [reply.text], dict(reply.info), reply.over
+        if action.name not in TOOLS and (refused := desk.gui(action)):
+            info |= {"error": refused.error, "message": refused.message}
+        if new := desk.arrived[before:]:
+            info["downloads"] = new
+            lines += [f"[downloaded {HOME}/{name}]" for name in new]
+        if action.name in TOOLS:
+            self._view = desk.view()
+            obs = Obs(text="\n".join(lines), t_virtual=self._time)
+        else:
+            seen = self._look(desk)
+            obs = Obs("\n".join([*lines, seen.text or ""]), seen.screenshot, seen.elements, t_virtual=self._time)
+        return StepResult(obs, 0.0, False, over, info)
+
+    def _look(self, desk: Desk) -> Obs:
+        """The page as it is seen now; keeps what it holds in `_view`."""
+        image = desk.browser.screenshot() if self._chosen["screenshot"] else None
+        elements = desk.browser.elements()
+        self._view = desk.view()
+        return Obs(text=listing(elements), screenshot=image, elements=elements)
+
+    def _guard(self) -> "_Guard":
+        return _Guard(self)
+
+    def score(self) -> float:
+        """What the check says of the session as it is now, in [0, 1]. Raises UserError without a session."""
+        if self._desk is None:
+            raise UserError(f"{self.spec.name}: there is nothing to check before the first reset")
+        return self._problem.check(Seen(self._desk.session.root, self._answer, trial, self._view["sent"]))
+
+    def _finish(self, action: Action) -> StepResult:
+        self._time = round(self._time + STEP, 4)
+        reward = 0.0
+        if action.name == "finished":
+            self._answer = str(action.arguments["content"])
+            reward = self.score()
+        text = "The task is solved." if reward >= 1 else "The task is not solved."
+        return StepResult(Obs(text=text, t_virtual=self._time), reward, True, False, {})
+
+    def _state(self) -> dict[str, Any]:
+        if self._desk is None:
+            raise CrashedError(f"{self.spec.name}: the session is gone; reset first")
+        told = {"task": self.drawn.id, "instruction": self._problem.instruction, "answer": self._answer, "time": self._time}
+        return {**told, "page": self._view, **self._desk.session.state()}
+
+    def close(self) -> None:
+        """Ends browser and shell and removes all files."""
+        desk, self._desk = self._desk, None
+        if desk is not None:
+            desk.close()
+
+
+class _Guard:
+    """Ends the session when its browser died or hung."""
+
+    def __init__(self, env: HybridEnv):
+        self._env = env
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, CrashedError | HungError):
+            self._env.close()
+
+
+def draw(kind: str, level: int | None, split: str, seed: int) -> Task:
+    """The task of a seed. Train and test draw from different streams; the level is 1 + seed mod 3 where none is given."""
+    chosen = random.Random(f"{ANY}/{split}/{seed}").choice(list(KINDS)) if kind == ANY else kind
+    data = {"kind": chosen, "level": level or LEVELS[seed % len(LEVELS)], "split": split, "seed": seed}
+    task = Task(f"{chosen}/{split}/{data['level']}/{seed}", "", data)
+    return Task(task.id, problem(task).instruction, data)
+
+
+def problem(task: Task) -> Problem:
+    """The problem of a task of `draw`: the same on any host. Raises UserError for another task."""
+    kind, level, split, seed = (task.data.get(key) for key in ("kind", "level", "split", "seed"))
+    if kind not in KINDS or level not in LEVELS or split not in SPLITS or not isinstance(seed, int):
+        raise UserError(f"a task of hybrid has kind, level, split and seed as data, as `reset` draws it; not {dict(task.data)}")
+    return _made(kind, split, level, seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _made(kind: str, split: str, level: int, seed: int) -> Problem:
+    return KINDS[kind](random.Random(f"hybrid/{kind}/{split}/{level}/{seed}"), level)
