@@ -20,8 +20,9 @@ FORMATS = {
 }
 _NUDGE = 0.002  # ms by which a frame that only moves a call along is later than the one before
 _SHOT = 0.5  # ms after the last slice's end: the time of its screenshot, whatever calls were moved along before
-_MOMENT = 0.1  # s in which a call may answer without another frame
+_MOMENT = 1.0  # s in which a call may answer without another frame: how many there are must not depend on the machine's load
 _LOAD_SLICE = 5.0  # ms of virtual time granted at once while a page loads
+_LOAD_SLICES = 4  # of which a load takes a multiple, so that a slice more or less makes no difference
 _STARVED = 10_000  # tasks that may run without time moving on, after which it is pushed: endless chains of zero delays
 _TERMINATED = 2.0  # seconds for a script to end once it is told to
 
@@ -118,8 +119,10 @@ class TimerClock:
     def settle(self, loaded: Callable[[], bool], what: str) -> None:
         """See `Clock`."""
         end = time.monotonic() + 2 * self._patience
-        while not loaded():
-            self._grant(_LOAD_SLICE)
+        slices = 0
+        while not loaded() or slices % _LOAD_SLICES or not slices:
+            self._grant(_LOAD_SLICE, drawn=slices >= _LOAD_SLICES)
+            slices += 1
             if time.monotonic() > end:
                 raise HungError(f"{what}: not loaded in {2 * self._patience:g} s")
 
@@ -135,8 +138,8 @@ class TimerClock:
     def _expire(self, _: dict[str, Any]) -> None:
         self._expired = True
 
-    def _grant(self, ms: float) -> None:
-        """Lets ``ms`` pass at once."""
+    def _grant(self, ms: float, drawn: bool = True) -> None:
+        """Lets ``ms`` pass at once, with a frame at its end if ``drawn``."""
         self._expired = False
         self._set_policy(policy="pauseIfNetworkFetchesPending", budget=ms)
         if not self._patiently(lambda: self._expired, self._patience / 2):
@@ -216,10 +219,11 @@ class FrameClock(TimerClock):
         self._draw(self._tick, 1.0)
         super().complete(numbers, what)
 
-    def _grant(self, ms: float) -> None:
+    def _grant(self, ms: float, drawn: bool = True) -> None:
         super()._grant(ms)
         self._due += ms
-        self._draw(self._due, ms)
+        if drawn:  # a page's first frame, at which its animations start, comes when it has loaded, if that goes fast
+            self._draw(self._due, ms)
 
     def _patiently(self, done: Callable[[], bool], patience: float) -> bool:
         """Calls such as input and loading go on only while frames come; they get them where a moment's wait is not enough."""
