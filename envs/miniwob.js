@@ -8,8 +8,7 @@
   const WHOLE = new Set(["button", "textarea", "option", "canvas", "img"]); // listed as one element, whatever is inside
 
   // What pages draw while they load must not differ from run to run; episodes are seeded by `start`.
-  let load = 1;
-  Math.random = () => (load = (load * 16807) % 2147483647) / 2147483647;
+  Math.random = envsPage.random(1);
 
   function shapeText(element) {
     return element.tagName.toLowerCase() === "text" ? element.textContent.trim() : "";

@@ -9,20 +9,23 @@ import functools
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from envs import browser as driver
 from envs.actions import COMPUTER, with_names
-from envs.api import Action, Element, Env, EnvSpec, Obs, Policy, StepResult, Task
+from envs.api import Action, Element, Env, EnvSpec, Json, Obs, Policy, StepResult, Task
 from envs.base import BaseEnv
+from envs.digest import task_seed
 from envs.elements import listing
 from envs.miniwob_pages import PAGES
 from jaxllm.errors import UserError
 
 SCREEN_WH = (160, 210)  # the pages are laid out for exactly this
 MODES = ("train", "test", "default")  # which part of their problems five pages draw from
-OPTIONS = frozenset(("backend", "mode", "reset", "screenshot"))
+OPTIONS = {"backend": "auto", "reset": "navigate", "mode": "train", "screenshot": True}
+BACKENDS = ("auto", "beginframe", "screenshot", "playwright")
 RESETS = ("navigate", "page")
 STEP = 0.15  # virtual seconds that an action takes
 READY = 20  # times that a page is asked whether its problem is ready, 50 ms apart
@@ -36,36 +39,23 @@ ACTIONS = with_names(
 class MiniwobEnv(BaseEnv):
     """One page. `task` is the problem of the present episode: its instruction is what the page asks for."""
 
-    def __init__(
-        self,
-        page: str,
-        backend: str = "auto",
-        reset: str = "navigate",
-        mode: str = "train",
-        screenshot: bool = True,
-    ):
+    def __init__(self, page: str, options: Mapping[str, Json]):
         """Starts nothing yet: the browser starts at the first reset.
 
         Args:
           page: a name of `PAGES`.
-          backend: of the browser: auto, beginframe, screenshot or playwright (see `envs.browser`).
-          reset: "navigate" loads the page anew for each episode; "page" seeds it again, which is 7 to 25 times as fast.
-          mode: "train", "test" or "default": which problems the pages with a split draw from.
-          screenshot: False leaves the picture out of observations, which saves about half of a step.
+          options: what differs from `OPTIONS`:
+            backend: of the browser: auto, beginframe, screenshot or playwright (see `envs.browser`).
+            reset: "navigate" loads the page anew for each episode; "page" seeds it again, which is 7 to 25 times as fast.
+            mode: "train", "test" or "default": which problems the pages with a split draw from.
+            screenshot: False leaves the picture out of observations.
 
         Raises:
-          UserError: an option of another value, or ``reset="page"`` on a page that does not reset cleanly.
+          UserError: no such page or option, another value, or ``reset="page"`` on a page that does not reset cleanly.
         """
-        facts = PAGES[page]
-        _one_of("reset", reset, RESETS)
-        _one_of("mode", mode, MODES)
-        if not isinstance(screenshot, bool):
-            raise UserError(f"miniwob: screenshot is true or false, not {screenshot!r}")
-        if reset == "page" and facts.reload:
-            raise UserError(f'miniwob/{page}: the same seed gives other content without a reload; use reset="navigate"')
-        options = {"backend": backend, "reset": reset, "mode": mode, "screenshot": screenshot}
-        super().__init__(describe(page, **options), options)
-        self.page, self.facts = page, facts
+        self._set = _checked(page, options)
+        super().__init__(describe(page, **options), dict(options))
+        self.page, self.facts = page, PAGES[page]
         self._url = (html_folder() / "miniwob" / f"{page}.html").as_uri()
         self._browser: driver.Browser | None = None
         self._view: dict[str, Any] = {}
@@ -78,10 +68,10 @@ class MiniwobEnv(BaseEnv):
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         if task is not None:
-            seed = int(task.data.get("seed", seed))
+            seed = task_seed(task, seed)
         try:
             browser = self._open()
-            browser.evaluate(f"miniwobPage.start({seed}, {json.dumps(self.options['mode'])})")
+            browser.evaluate(f"miniwobPage.start({seed}, {json.dumps(self._set['mode'])})")
             self._since = browser.time
             for _ in range(READY):
                 if browser.evaluate("miniwobPage.ready()"):
@@ -122,7 +112,7 @@ class MiniwobEnv(BaseEnv):
 
     def _look(self, browser: driver.Browser) -> Obs:
         """What is seen now; keeps the page's own account in `_view`."""
-        image = browser.screenshot() if self.options["screenshot"] else None
+        image = browser.screenshot() if self._set["screenshot"] else None
         view = self._view = browser.evaluate("miniwobPage.view()")
         elements = tuple(
             Element(number, role, text, (box[0], box[1], box[2], box[3]), attributes)
@@ -150,11 +140,11 @@ class MiniwobEnv(BaseEnv):
             self.close()
         if self._browser is None:
             self._browser = driver.Browser.open(
-                SCREEN_WH, files=html_folder(), animated=self.facts.animated, backend=self.options["backend"]
+                SCREEN_WH, files=html_folder(), animated=self.facts.animated, backend=self._set["backend"]
             )
             self._browser.add_script(page_script())
             self._browser.navigate(self._url)
-        elif self.options["reset"] == "navigate":
+        elif self._set["reset"] == "navigate":
             self._browser.navigate(self._url)
         return self._browser
 
@@ -191,15 +181,22 @@ def fields_of(page: str, utterance: str) -> dict[str, str]:
         return {}
 
 
-def _one_of(option: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"miniwob: {option} is one of {', '.join(choices)}, not {value!r}")
-
-
-def _known(name: str) -> str:
-    if name not in PAGES:
-        raise UserError(f"there is no miniwob/{name}; see `jaxllm envs list 'miniwob/*'`")
-    return name
+def _checked(page: str, options: Mapping[str, Json]) -> dict[str, Any]:
+    """All options, those given in the place of the defaults."""
+    if page not in PAGES:
+        raise UserError(f"there is no miniwob/{page}; see `jaxllm envs list 'miniwob/*'`")
+    unknown = sorted(options.keys() - OPTIONS.keys())
+    if unknown:
+        raise UserError(f"miniwob/{page}: there is no option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
+    values = {**OPTIONS, **options}
+    for name, choices in (("backend", BACKENDS), ("reset", RESETS), ("mode", MODES)):
+        if values[name] not in choices:
+            raise UserError(f"miniwob/{page}: {name} is one of {', '.join(choices)}, not {values[name]!r}")
+    if not isinstance(values["screenshot"], bool):
+        raise UserError(f"miniwob/{page}: screenshot is true or false, not {values['screenshot']!r}")
+    if values["reset"] == "page" and PAGES[page].reload:
+        raise UserError(f'miniwob/{page}: the same seed gives other content without a reload; use reset="navigate"')
+    return values
 
 
 # The family (see `envs.api.Family`).
@@ -214,8 +211,11 @@ def describe(name: str, **options: Any) -> EnvSpec:
     """See `envs.api.Family.describe`. The step limit lies beyond the page's own time limit."""
     from envs.miniwob_oracle import solved
 
-    facts = PAGES[_known(name)]
-    supports = {"save", "clock", "deterministic"} | ({"oracle"} if name in solved() else set())
+    backend = _checked(name, options)["backend"]
+    facts = PAGES[name]
+    supports = {"save", "deterministic"} | ({"oracle"} if name in solved() else set())
+    if backend in ("auto", "beginframe"):  # the others let animations run while the agent thinks
+        supports.add("clock")
     return EnvSpec(
         name=f"miniwob/{name}",
         about=facts.about,
@@ -230,17 +230,15 @@ def describe(name: str, **options: Any) -> EnvSpec:
 
 def make(name: str, **options: Any) -> Env:
     """See `MiniwobEnv` for the options."""
-    unknown = sorted(options.keys() - OPTIONS)
-    if unknown:
-        raise UserError(f"miniwob/{name}: there is no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}")
-    return MiniwobEnv(_known(name), **options)
+    return MiniwobEnv(name, options)
 
 
 def oracle(name: str, seed: int = 0) -> Policy | None:
     """A policy that solves the page by what it shows, for the pages in `envs.miniwob_oracle.solved`."""
     from envs.miniwob_oracle import policy
 
-    return policy(_known(name), seed)
+    _checked(name, {})
+    return policy(name, seed)
 
 
 def missing() -> str | None:

@@ -1,5 +1,16 @@
 // What a page holds, as plain data: the same for the same page, whatever a caret's blink or the mouse does.
 window.envsPage = {
+  // A generator in the place of Math.random: mulberry32, by T. Ettinger, in the public domain.
+  random(seed) {
+    let state = seed >>> 0;
+    return () => {
+      state = (state + 0x6d2b79f5) >>> 0;
+      let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+      mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+      return ((mixed ^ (mixed >>> 14)) >>> 0) / 4294967296;
+    };
+  },
+
   // The document without scripts and the elements of these ids.
   html(skipped) {
     const parts = [];

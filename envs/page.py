@@ -3,8 +3,8 @@
     env = envs.make("page/shop.html", verifier="my_checks:bought", task="Buy the cheapest lamp.")
 
 A page may also be its own judge. Without any option, a page that sets ``window.TASK`` (what the agent is told),
-``window.REWARD`` (the score so far) and ``window.DONE`` is an environment. Its problem should follow from ``window.SEED``,
-which is there before its scripts run.
+``window.REWARD`` (the score so far) and ``window.DONE`` is an environment. Its problem should follow from ``window.SEED``
+or ``Math.random``, which the seed sets before its scripts run.
 """
 
 import importlib
@@ -19,6 +19,7 @@ from envs import browser as driver
 from envs.actions import COMPUTER, with_names
 from envs.api import Action, Env, EnvSpec, Json, Obs, Policy, StepResult, Task
 from envs.base import BaseEnv
+from envs.digest import task_seed
 from envs.elements import listing
 from jaxllm.errors import UserError
 
@@ -92,10 +93,10 @@ class PageEnv(BaseEnv):
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         if task is not None:
-            seed = int(task.data.get("seed", seed))
+            seed = task_seed(task, seed)
         try:
             browser = self._open()
-            browser.add_script(f"window.{self._set['seed_as']} = {seed};")
+            browser.add_script(f"window.{self._set['seed_as']} = {seed}; Math.random = envsPage.random({seed});")
             browser.navigate(self._url)
             self._since = browser.time
             self._total, self._ended = 0.0, False

@@ -309,6 +309,20 @@ def test_a_browser_that_dies_is_replaced_at_the_next_reset(made):
     assert env.reset(seed=0).text == first.text
 
 
+def test_a_task_names_its_seed(made):
+    env = made("click-test-2")
+    env.reset(seed=8)
+    task, text = env.task, env.reset(seed=8).text
+    assert env.reset(task, seed=1).text == text
+    with pytest.raises(UserError, match="must be a whole number"):
+        env.reset(envs.Task("t", "", {"seed": "x"}))
+
+
+def test_only_a_browser_that_is_frozen_claims_the_clock():
+    assert "clock" in envs.describe("miniwob/click-test").supports
+    assert "clock" not in envs.describe("miniwob/click-test", backend="playwright").supports
+
+
 def test_the_split_between_training_and_test_is_an_option(made):
     assert made("click-test-transfer").reset(seed=0).text.startswith("Click button ONE.")
     assert made("click-test-transfer", mode="test", screenshot=False).reset(seed=0).text.startswith("Click button TWO.")

@@ -90,6 +90,15 @@ def test_a_seed_is_there_before_the_scripts_and_a_save_goes_on(adder):
     assert adder.step(Action("click", centre(obs, "button"))).reward == 1.0
 
 
+def test_random_numbers_of_the_page_follow_from_the_seed(adder):
+    drawn = []
+    for seed in (4, 9, 4):
+        adder.reset(seed=seed)
+        drawn.append(adder._browser.evaluate("[Math.random(), Math.random()]"))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert all(0 <= number < 1 for number in drawn[0])
+
+
 def test_a_verifier_gets_what_the_page_holds_and_pays_what_a_step_adds(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     env = envs.make(
