@@ -72,6 +72,7 @@ class Sandbox:
         self.folder = Path(folder).resolve()
         self.limits = limits or Limits()
         self.ended: str | None = None
+        self.printed = 0  # bytes of output that were read from its shells and interpreters
         if not self.folder.is_dir():
             raise UserError(f"a sandbox needs a folder that exists; {self.folder} is none")
         if quota.free(self.folder) < 2 * quota.KEEP_FREE:

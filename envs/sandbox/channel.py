@@ -88,7 +88,6 @@ class Channel:
         self.sandbox = sandbox
         self.fields = fields
         self._owned: list[int] = []
-        self._read_total = 0
         self._window = (0.0, 0)  # its begin, and the bytes read in it
         self._partial = bytearray()  # of a report
         self._pending = memoryview(b"")  # of a request
@@ -131,7 +130,7 @@ class Channel:
             if now - self._window[0] >= 1.0:
                 self._window = (now, 0)
             left = until - now
-            if left <= 0 or clip.total > PER_REQUEST or self._read_total > PER_SESSION:
+            if left <= 0 or clip.total > PER_REQUEST or self.sandbox.printed > PER_SESSION:
                 return None
             wanted = [self._reports, self._ended]
             if self._window[1] < PER_SECOND:
@@ -155,7 +154,7 @@ class Channel:
     @property
     def flooded(self) -> bool:
         """Whether the session has printed more than `PER_SESSION` bytes."""
-        return self._read_total > PER_SESSION
+        return self.sandbox.printed > PER_SESSION
 
     def program(self) -> int | None:
         """The host's number of the program itself; None once it has ended. Below it are the processes that it started."""
@@ -198,7 +197,7 @@ class Channel:
     def _take(self, clip: Clip) -> int:
         data = os.read(self._output, 1 << 16)
         clip.add(data)
-        self._read_total += len(data)
+        self.sandbox.printed += len(data)
         self._window = (self._window[0], self._window[1] + len(data))
         return len(data)
 
@@ -213,6 +212,11 @@ class Channel:
             self._pending = self._pending[os.write(self._requests, self._pending[: select.PIPE_BUF]) :]
         except BrokenPipeError:
             self._pending = memoryview(b"")
+
+    @staticmethod
+    def status(field: bytes) -> int:
+        """An exit code from a report, which the session may have forged: 0 to 255, else 0."""
+        return int(field) % 256 if field.isdigit() and len(field) <= 3 else 0
 
     def _report(self) -> list[bytes] | None:
         parts = bytes(self._partial).split(b"\0", self.fields)

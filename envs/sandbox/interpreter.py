@@ -134,6 +134,6 @@ class Interpreter:
     def _wait(self, channel: Channel, clip: Clip, timeout: float) -> int | None:
         until = time.monotonic() + timeout
         while (report := channel.collect(clip, max(0.0, until - time.monotonic()))) is not None:
-            if report[0] == str(self._number).encode() and report[1].isdigit():
-                return int(report[1])
+            if report[0] == str(self._number).encode():
+                return Channel.status(report[1])
         return None

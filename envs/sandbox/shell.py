@@ -79,9 +79,9 @@ class Shell:
     def run(self, command: str, timeout: float = 30.0) -> Output:
         """Runs a command and waits for its end, ``timeout`` seconds at most: then the exit code is -1 and it goes on.
 
-        An empty command waits for the one that is running; "C-c" interrupts it, and kills it after `GRACE` seconds. A command
-        that ends the shell, or prints more than `PER_REQUEST` bytes, leaves a new shell behind. Never raises for what a command
-        does; raises UserError for a command that is too long or has a NUL.
+        An empty command waits for the one that is running; "C-c" interrupts it, and after `GRACE` seconds kills all that the
+        shell has started. A command that ends the shell, or prints more than `PER_REQUEST` bytes, leaves a new shell behind.
+        Never raises for what a command does; raises UserError for a command that is too long or has a NUL.
         """
         begun = time.monotonic()
         output = self._run(command, timeout)
@@ -189,7 +189,7 @@ class Shell:
 
     def _note(self, report: list[bytes]) -> None:
         self._running = False
-        self._last_code = int(report[1]) if report[1].isdigit() else 0
+        self._last_code = Channel.status(report[1])
         self.cwd = report[2].decode(errors="replace")
         self.exported = report[3].decode(errors="replace")
 

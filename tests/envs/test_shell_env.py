@@ -188,7 +188,7 @@ def test_every_mistake_in_a_script_shows(tmp_path):
                 text = text.replace(right, wrong, 1)
             (tmp_path / "tool.sh").write_text(text)
             done = subprocess.run(
-                ["bash", "-c", "for i in 0 1 2 3; do bash tool.sh $i.txt; done"],
+                ["bash", "-c", "for i in 0 1 2 3; do (. ./tool.sh $i.txt); done"],
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,

@@ -191,7 +191,7 @@ def test_closed_and_deep_folders_are_removed(tmp_path):
     folder = tmp_path / "session"
     folder.mkdir()
     here = os.open(folder, os.O_RDONLY)
-    for _ in range(1200):
+    for _ in range(1100):
         os.mkdir("d", dir_fd=here)
         inner = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)

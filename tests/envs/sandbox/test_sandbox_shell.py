@@ -172,3 +172,26 @@ def test_random_numbers_come_from_the_seed(tmp_path):
     with Sandbox(tmp_path) as sandbox:
         drawn = [Shell(sandbox, seed=seed).run("echo $RANDOM $RANDOM $RANDOM").text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_forged_report_is_only_a_wrong_exit_code(tmp_path):
+    """Commands can reach the pipe of the reports; what they write there is data."""
+    with Sandbox(tmp_path) as sandbox:
+        shell = Shell(sandbox)
+        number = shell._number + 1
+        for field in ("9" * 5000, "x", "", "-1"):
+            forged = f"printf '%s\\0' {number} '{field}' /nowhere env '' >&{shell._reports_number}; sleep 0.2"
+            assert 0 <= shell.run(forged).exit_code <= 255
+            number += 1
+            shell.run("true")
+            number += 1
+        assert shell.run("echo ok").text == "ok\n"
+
+
+def test_a_session_that_prints_too_much_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("envs.sandbox.channel.PER_SESSION", 100_000)
+    with Sandbox(tmp_path) as sandbox:
+        shell = Shell(sandbox)
+        assert shell.run("seq 10000").exit_code == 0
+        assert "the session printed more" in shell.run("seq 20000").note
+        assert sandbox.ended == "output"
