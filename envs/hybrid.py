@@ -65,7 +65,8 @@ def make(name: str, **options: Json) -> HybridEnv:
 
 
 def oracle(name: str, seed: int = 0, **options: Json) -> Policy | None:
-    """Solves an episode by what it sees, with real actions; it takes the task from the state: any level and split will do."""
+    """Solves an episode with real actions. It knows the task, by the state (so that any level and split will do), and takes
+    figures and places from where they are shown."""
     _checked(name, options)
     sight = Sight()
     plans: list[Plan] = []

@@ -108,7 +108,7 @@ class Desk:
         return refused
 
     def tool(self, action: Action) -> Reply:
-        """Does an action of a tool, or wait for its command; the page's clock goes on meanwhile, by as much as for a click."""
+        """Does an action of a tool; the page's clock goes on meanwhile, by as much as for a click."""
         reply = self.session.act(action)
         self.browser.advance(BUDGET)
         self._attend()

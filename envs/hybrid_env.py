@@ -5,9 +5,10 @@ whichever kind of action it is, so that nothing happens there while the agent th
 the background does go on meanwhile: that is the one thing that the clock does not hold.
 """
 
+import contextlib
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.actions import BASH, CALL_USER, COMPUTER, EDITOR, FINISHED, PYTHON, WAIT, with_names
@@ -84,7 +85,7 @@ class HybridEnv(BaseEnv):
         over = False
         lines = []
         if action.name in TOOLS or (action.name == "wait" and desk.session.shell.running):
-            reply = desk.tool(action)
+            reply = desk.tool(action) if action.name in TOOLS else desk.session.act(action)
             lines, info, over = [reply.text], dict(reply.info), reply.over
         if action.name not in TOOLS and (refused := desk.gui(action)):
             info |= {"error": refused.error, "message": refused.message}
@@ -106,8 +107,14 @@ class HybridEnv(BaseEnv):
         self._view = desk.view()
         return Obs(text=listing(elements), screenshot=image, elements=elements)
 
-    def _guard(self) -> "_Guard":
-        return _Guard(self)
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Ends the session when its browser has died or hung."""
+        try:
+            yield
+        except (CrashedError, HungError):
+            self.close()
+            raise
 
     def score(self) -> float:
         """What the check says of the session as it is now, in [0, 1]. Raises UserError without a session."""
@@ -127,28 +134,18 @@ class HybridEnv(BaseEnv):
     def _state(self) -> dict[str, Any]:
         if self._desk is None:
             raise CrashedError(f"{self.spec.name}: the session is gone; reset first")
-        told = {"task": self.drawn.id, "instruction": self._problem.instruction, "answer": self._answer, "time": self._time}
+        told = {"task": self.drawn.id, "instruction": self._problem.instruction, "answer": self._answer}
         return {**told, "page": self._view, **self._desk.session.state()}
+
+    def state(self) -> dict[str, Any]:
+        """See `Env.state`: task, instruction, answer, what the page holds (`Desk.view`), files, cwd, environment, and time."""
+        return {**super().state(), "time": self._time}
 
     def close(self) -> None:
         """Ends browser and shell and removes all files."""
         desk, self._desk = self._desk, None
         if desk is not None:
             desk.close()
-
-
-class _Guard:
-    """Ends the session when its browser died or hung."""
-
-    def __init__(self, env: HybridEnv):
-        self._env = env
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, CrashedError | HungError):
-            self._env.close()
 
 
 def draw(kind: str, level: int | None, split: str, seed: int) -> Task:

@@ -62,7 +62,7 @@ def filter(rng: random.Random, level: int) -> Problem:
 
     def plan(sight: Sight) -> Plan:
         yield sight.click("get-service.log")
-        yield bash(f'awk \'$2 == "{wanted}" && $3 == "{service}"\' /work/service.log > /work/evidence.txt')
+        yield bash(f'awk \'$2 == "{wanted}" && $3 == "{service}"\' /work/service.log | tee /work/evidence.txt | tail -n 4')
         yield from upload(sight, "evidence.txt")
         yield finish()
 
@@ -85,9 +85,8 @@ def unpack(rng: random.Random, level: int) -> Problem:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in rng.sample(listed, len(listed)):
-            first = (
-                "status: approved" if name in approved else rng.choice(("status: rejected", "status: approved later", "draft"))
-            )
+            other = rng.choice(("status: rejected", "status: approved later", "draft"))
+            first = "status: approved" if name in approved else other
             later = ["status: approved"] if rng.random() < 0.3 else []
             data = lines_of([first, *prose(rng, 3), *later])
             info = tarfile.TarInfo(f"documents/{rng.choice('abc')}/{name}")
@@ -106,8 +105,8 @@ def unpack(rng: random.Random, level: int) -> Problem:
         yield finish()
 
     return Problem(
-        "Download documents.tar from the page; it comes to /work. Unpack it, find out which of its documents are approved, tick "
-        "exactly those in the page, and send the list.",
+        "Download documents.tar from the page; it comes to /work. Unpack it, find out which of its documents are approved, "
+        "tick exactly those in the page, and send the list.",
         "unpack",
         {"file": "documents.tar", "names": sorted(listed)},
         {"documents.tar": archive.getvalue()},
@@ -156,13 +155,13 @@ def repair(rng: random.Random, level: int) -> Problem:
         yield sight.click("get-stock.csv")
         edit = {"command": "str_replace", "path": "/work/summary.sh", "old_str": wrong, "new_str": right}
         yield Action("str_replace_editor", edit)
-        yield bash("cd /work && bash summary.sh > result.txt")
+        yield bash("cd /work && bash summary.sh | tee result.txt | tail -n 4")
         yield from upload(sight, "/work/result.txt")
         yield finish()
 
     return Problem(
-        "Download summary.sh and stock.csv from the page; they come to /work. The script has a mistake: correct it, run it, and "
-        "upload a file with what it prints to the page. Send it.",
+        "Download summary.sh and stock.csv from the page; they come to /work. The script has a mistake: correct it, run it, "
+        "and upload a file with what it prints to the page. Send it.",
         "repair",
         {"script": "summary.sh", "file": "stock.csv", "limit": limit},
         {"summary.sh": (SCRIPT % limit).replace(right, wrong).encode(), "stock.csv": lines_of(rows)},
@@ -195,8 +194,8 @@ def checksums(rng: random.Random, level: int) -> Problem:
         yield finish()
 
     return Problem(
-        "The page offers some files with their SHA-256 sums. Download all of them; they come to /work. Tick those whose content "
-        "does not have the sum that the page lists, and report them.",
+        "The page offers some files with their SHA-256 sums. Download all of them; they come to /work. Tick those whose "
+        "content does not have the sum that the page lists, and report them.",
         "checksums",
         {"files": [list(pair) for pair in sums.items()]},
         files,

@@ -56,7 +56,7 @@ def captions(rng: random.Random, level: int) -> Problem:
         moves: list[str] = []
         while True:
             found = (sight.all(class_=part) for part in ("name", "caption"))
-            moves += [f"mv {name.text} {_file_name(caption.text)}" for name, caption in zip(*found, strict=True)]
+            moves += [f"mv -v {name.text} {_file_name(caption.text)}" for name, caption in zip(*found, strict=True)]
             if len(moves) == count:
                 break
             yield sight.click("next")
