@@ -7,6 +7,7 @@ without its sessions answers LOST.
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -236,7 +237,7 @@ class Client:
         """
         self._requests += 1
         request, handles = self._requests, self._handles
-        out = []
+        out: list[list[Any]] = []
         size = 0
         for session, op, payload in items:
             handle = handles.get(session)
@@ -259,7 +260,7 @@ class Client:
         else:
             for item in out:
                 self._send("request", {"req": self._requests, "stream": True, "deadline_ms": deadline_ms, "items": [item]})
-        return [item[1] for item in out]
+        return [int(item[1]) for item in out]
 
     def poll(self, timeout: float = 0.0) -> list[Reply]:
         """The replies that are there; waits up to `timeout` seconds for the first."""
@@ -271,7 +272,7 @@ class Client:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a message may be there: see ZMQ_FD. Call `poll` after each `post` as well."""
-        return self._socket.getsockopt(zmq.FD)
+        return int(self._socket.getsockopt(zmq.FD))
 
     # Messages.
 
@@ -292,7 +293,7 @@ class Client:
             self._receive(min(left, 0.2))
 
     def _receive(self, timeout: float) -> None:
-        if self._socket.poll(timeout * 1e3):
+        if self._socket.poll(math.ceil(timeout * 1e3)):
             for _ in range(1000):
                 try:
                     frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -378,6 +379,13 @@ class Client:
             if handle.pending is not None:
                 self._settle(handle, "LOST", text)
 
+    def abandon(self) -> list[Reply]:
+        """Gives up what waits; returns LOST for it, and what else is there."""
+        self._lose("the server's process has ended")
+        replies = list(self._ready)
+        self._ready.clear()
+        return replies
+
     def _on_silence(self, now: float) -> None:
         if not self._alive():
             self._lose("the server's process has ended")
@@ -432,4 +440,4 @@ def wait_any(clients: Sequence[Client], timeout: float) -> None:
     poller = zmq.Poller()
     for client in clients:
         poller.register(client._socket, zmq.POLLIN)
-    poller.poll(timeout * 1e3)
+    poller.poll(math.ceil(timeout * 1e3))

@@ -282,13 +282,14 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
             running.stop()
 
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, *([signal.SIGINT] if liveness is None else [])):
-                before[number] = signal.signal(number, stop)
+            for name in (signal.SIGTERM, *([signal.SIGINT] if liveness is None else [])):
+                before[name] = signal.signal(name, stop)
         if options["metrics_port"] is not None:
             from envs.server.metrics import start_page
 
             page = start_page(options["metrics_port"], router.address, token)
-        started(router.address, token_file, token, page and f"http://127.0.0.1:{page.server_port}/metrics")
+        figures = None if page is None else f"http://127.0.0.1:{page.server_port}/metrics"
+        started(router.address, token_file, token, figures)
         router.run(liveness)
     finally:
         if page is not None:

@@ -143,7 +143,11 @@ def unpack_spec(data: Any) -> EnvSpec:
             name,
             about,
             tuple(
-                ActionSpec(action, tuple(Argument(*a[:4], tuple(a[4]), *a[5:7], tuple(a[7])) for a in args), about)
+                ActionSpec(
+                    action,
+                    tuple(Argument(n, k, d, r, tuple(c), low, high, tuple(shape)) for n, k, d, r, c, low, high, shape in args),
+                    about,
+                )
                 for action, args, about in actions
             ),
             screen_wh and (screen_wh[0], screen_wh[1]),
@@ -196,7 +200,9 @@ def unpack_obs(data: Sequence[Any], buffers: Sequence[Any] = (), slot: np.ndarra
         if elements:
             elements = tuple(Element(id, role, text, tuple(box), attributes) for id, role, text, box, attributes in elements)
         if arrays:
-            arrays = {name: _array(*form, buffers, slot) for name, form in arrays.items()}
+            arrays = {
+                name: _array(dtype, shape, where, start, buffers, slot) for name, (dtype, shape, where, start) in arrays.items()
+            }
         obs = Obs.__new__(Obs)  # as the constructor does, five times as fast
         obs.__dict__.update(
             text=text, screenshot=shot, elements=elements or (), arrays=arrays or {}, t_virtual=t_virtual, step=step
@@ -212,7 +218,7 @@ def _array(
     kind = np.dtype(dtype)
     if kind.hasobject or (shape and min(shape) < 0):
         raise WireError(f"an array of {dtype} {shape}")
-    if type(where) is bytes:
+    if isinstance(where, bytes):
         return np.frombuffer(where, kind).reshape(shape)
     if slot is None:
         return np.frombuffer(buffers[where], kind).reshape(shape)

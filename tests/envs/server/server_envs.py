@@ -137,7 +137,7 @@ class Plain:
 class Sleeper(Plain):
     """Steps take log-normal times, by a seed of its own."""
 
-    def __init__(self, scale: float = 0.05, seed: int = 0):
+    def __init__(self, scale: float = 0.08, seed: int = 0):
         super().__init__(size=16)
         self._times = np.random.default_rng(seed)
         self._scale = scale

@@ -8,7 +8,7 @@ from server_help import Raw, do, move, until
 
 from envs import Action, EnvSpec, session_seed
 from envs.server import Client, Server, wire
-from envs.server.router import allowed
+from envs.server.sessions import allowed
 from jaxllm.errors import UserError
 
 WALK, PLAIN = "server_envs:Walk", "server_envs:Plain"
