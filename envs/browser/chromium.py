@@ -14,9 +14,6 @@ from envs.browser.launch import Launched, launch
 from envs.browser.pipe import Message, RefusedError
 from jaxllm.errors import UserError
 
-# How far the page's own clock is ahead of its frames', in ms.
-_LAG = "document.timeline.currentTime === null ? 0 : Math.max(0, performance.now() - document.timeline.currentTime)"
-
 _STOPPED = "the script did not end and was stopped"
 
 
@@ -178,9 +175,9 @@ class Chromium(Driver):
         return reply["result"].get("value")
 
     def _settle(self) -> None:
-        """Waits until the page has loaded, and lets the frames go on from the new page's time."""
+        """Waits until the page has loaded."""
         self._clock.settle(lambda: not self._loading, f"loading {self.log.url}")
-        self._clock.align(lambda: self._evaluate(_LAG))
+        self._clock.begin()
 
     def _follow(self, navigations: int) -> None:
         """Sees to what a step led to: a window that wanted to open is opened in the page, and a page loads to its end."""

@@ -21,6 +21,7 @@ FORMATS = {
 _NUDGE = 0.002  # ms by which a frame that only moves a call along is later than the one before
 _SHOT = 0.5  # ms after the last slice's end: the time of its screenshot, whatever calls were moved along before
 _MOMENT = 1.0  # s in which a call may answer without another frame: how many there are must not depend on the machine's load
+_FRAME_TRIES = 20  # ms of page time that a screenshot may take where frames are not the driver's
 _LOAD_SLICE = 5.0  # ms of virtual time granted at once while a page loads
 _LOAD_SLICES = 4  # of which a load takes a multiple, so that a slice more or less makes no difference
 _STARVED = 10_000  # tasks that may run without time moving on, after which it is pushed: endless chains of zero delays
@@ -38,8 +39,8 @@ class Clock(Protocol):
     def start(self) -> None:
         """Takes over the time of the page."""
 
-    def align(self, lag: Callable[[], float]) -> None:
-        """Lets the frames go on from a new page's own time; ``lag`` asks the page how many ms that is ahead of them."""
+    def begin(self) -> None:
+        """Draws a page that has loaded for the first time."""
 
     def stamp(self) -> float:
         """Now in the page's time, as input events have it, in seconds since 1970 of the real clock."""
@@ -84,7 +85,7 @@ class TimerClock:
         """See `Clock`."""
         self._set_policy(policy="pause")
 
-    def align(self, lag: Callable[[], float]) -> None:
+    def begin(self) -> None:
         """Frames come by themselves."""
 
     def stamp(self) -> float:
@@ -129,6 +130,10 @@ class TimerClock:
     def screenshot(self, form: str) -> bytes:
         """See `Clock`."""
         number = self._pipe.send("Page.captureScreenshot", **FORMATS[form])
+        for _ in range(_FRAME_TRIES):  # under stopped time the frame that it waits for may not come
+            if self._pipe.wait(lambda: self._pipe.arrived(number), _MOMENT / 4):
+                break
+            self._grant(1.0)
         self.until(lambda: self._pipe.arrived(number), "a screenshot")
         return base64.b64decode(self._pipe.reply(number)["data"])
 
@@ -186,16 +191,8 @@ class FrameClock(TimerClock):
         self._set_policy(policy="pause")
         self._due = max(self._tick, self._base)
 
-    def align(self, lag: Callable[[], float]) -> None:
-        """See `Clock`. Frame times never go back."""
-        self._draw(self._due, 1.0)
-        ahead = lag()
-        if ahead < 1.0:  # the rounding of the page's clocks
-            return
-        # The page's clocks are rounded; its base is not, and its time since then is a number of slices.
-        since = self._base - self._due
-        exact = since + _LOAD_SLICE * round((ahead - since) / _LOAD_SLICE)
-        self._due += exact if abs(exact - ahead) < 0.5 else ahead
+    def begin(self) -> None:
+        """See `Clock`."""
         self._draw(self._due, 1.0)
 
     def stamp(self) -> float:
@@ -220,8 +217,10 @@ class FrameClock(TimerClock):
         super().complete(numbers, what)
 
     def _grant(self, ms: float, drawn: bool = True) -> None:
+        base = self._base
         super()._grant(ms)
-        self._due += ms
+        # A page in another process has a clock of its own: frames go on from there, but never back.
+        self._due = (self._due if self._base == base else max(self._tick, self._base)) + ms
         if drawn:  # a page's first frame, at which its animations start, comes when it has loaded, if that goes fast
             self._draw(self._due, ms)
 
