@@ -7,19 +7,25 @@ from envs.api import Action, Element, Point
 from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hover, key, middle, write
 
 AREA = (4.0, 54.0, 154.0, 186.0)  # where drawings take points
+DRAWN = 2.0  # px
 CIRCLE_POINTS = 16
 CIRCLE_RADIUS = 25.0
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
+def _mark(point: Point) -> Action:
+    """A click that draws its point there: the pages draw it further down and right than the pointer is."""
+    return click((point[0] - DRAWN, point[1] - DRAWN))
+
+
 def _centre(s: Sight) -> Plan:
-    yield click(s.one("shape", tag="circle"))
+    yield _mark(middle(s.one("shape", tag="circle")))
     yield s.submit()
 
 
 def _midpoint(s: Sight) -> Plan:
     (x1, y1), (x2, y2) = (middle(point) for point in s.all("shape", kind="black-circle"))
-    yield click(((x1 + x2) / 2, (y1 + y2) / 2))
+    yield _mark(((x1 + x2) / 2, (y1 + y2) / 2))
     yield s.submit()
 
 
@@ -28,13 +34,17 @@ def _on(point: Point) -> bool:
 
 
 def _ray(start: Point, directions: list[tuple[float, float]]) -> Point:
-    """The point furthest out, up to 60 px, in one of some directions."""
-    for length in range(60, 8, -2):
+    """The whole pixel that lies truest to one of some directions, 10 to 60 px away."""
+    best, least = start, math.inf
+    for length in range(10, 61):
         for dx, dy in directions:
-            point = round(start[0] + dx * length), round(start[1] + dy * length)
-            if _on(point):
-                return point
-    raise NotSeenError("no room on the drawing")
+            x, y = round(start[0] + dx * length), round(start[1] + dy * length)
+            error = abs((x - start[0]) * dy - (y - start[1]) * dx) / length
+            if _on((x, y)) and error < least:
+                best, least = (x, y), error
+    if best == start:
+        raise NotSeenError("no room on the drawing")
+    return best
 
 
 def _unit(x: float, y: float) -> tuple[float, float]:
@@ -45,14 +55,14 @@ def _unit(x: float, y: float) -> tuple[float, float]:
 def _right_angle(s: Sight) -> Plan:
     black, blue = middle(s.one(id="init-black")), middle(s.one(id="init-blue"))
     x, y = _unit(black[0] - blue[0], black[1] - blue[1])
-    yield click(_ray(blue, [(y, -x), (-y, x)]))
+    yield _mark(_ray(blue, [(y, -x), (-y, x)]))
     yield s.submit()
 
 
 def _bisect(s: Sight) -> Plan:
     vertex = middle(s.one("shape", kind="init-blue"))
     arms = [_unit(x - vertex[0], y - vertex[1]) for x, y in map(middle, s.all("shape", kind="init-black"))]
-    yield click(_ray(vertex, [_unit(arms[0][0] + arms[1][0], arms[0][1] + arms[1][1])]))
+    yield _mark(_ray(vertex, [_unit(arms[0][0] + arms[1][0], arms[0][1] + arms[1][1])]))
     yield s.submit()
 
 

@@ -294,9 +294,10 @@ def test_a_reward_that_is_no_number_counts_as_failed(made):
     env = made("bisect-angle")
     obs = env.reset(seed=0)
     x1, y1, x2, y2 = next(element.box for element in obs.elements if element.attributes.get("class") == "init-blue")
-    env.step(Action("click", {"point": ((x1 + x2) / 2, (y1 + y2) / 2)}))  # an angle at its own vertex
+    env.step(Action("click", {"point": ((x1 + x2) / 2 - 2, (y1 + y2) / 2 - 2)}))  # drawn on the vertex: there is no angle
     result = env.step(button(obs))
     assert (result.reward, result.terminated, result.info["success"]) == (-1.0, True, False)
+    assert result.info["error"] == "reward_not_finite"
 
 
 def test_a_browser_that_dies_is_replaced_at_the_next_reset(made):
