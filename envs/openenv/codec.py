@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.api import ActionSpec, Argument, Element, EnvSpec, Obs
+from envs.api import ActionSpec, Argument, Box, Element, EnvSpec, Obs
 
 MARK = "jaxllm-envs/1"  # value of metadata["protocol"] in what our own gateway sends
 SPEC = "x-jaxllm-spec"  # key of an action schema that holds `envs.server.wire.pack_spec`
@@ -70,15 +70,18 @@ def read_observation(data: Mapping[str, Any], own: bool) -> Obs:
         return Obs(
             text=data["text"],
             screenshot=None if shot is None else base64.b64decode(shot, validate=True),
-            elements=tuple(
-                Element(e["id"], e["role"], e["text"], tuple(map(float, e["box"])), e["attributes"]) for e in data["elements"]
-            ),
+            elements=tuple(Element(e["id"], e["role"], e["text"], _box(e["box"]), e["attributes"]) for e in data["elements"]),
             arrays={name: _array(part) for name, part in data["arrays"].items()},
             t_virtual=float(data["t_virtual"]),
             step=int(data["step"]),
         )
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise MessageError(f"an observation is not of the form {MARK}: {type(error).__name__} {error}") from error
+
+
+def _box(values: Any) -> Box:
+    x1, y1, x2, y2 = map(float, values)
+    return x1, y1, x2, y2
 
 
 def _array(part: Mapping[str, Any]) -> np.ndarray:

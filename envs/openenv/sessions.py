@@ -205,6 +205,8 @@ def _task(data: Any) -> Task | None:
     match data:
         case None:
             return None
-        case {"id": str(id), "instruction": str(instruction), **rest} if isinstance(rest.get("data", {}), dict):
-            return Task(id, instruction, rest.get("data", {}))
+        case {"id": str(id), "instruction": str(instruction), "data": dict(details)}:
+            return Task(id, instruction, details)
+        case {"id": str(id), "instruction": str(instruction)} if "data" not in data:
+            return Task(id, instruction)
     raise GatewayError("VALIDATION_ERROR", "a task is an object with id and instruction (texts) and data (an object)")
