@@ -37,6 +37,7 @@ _ALWAYS = (
     "--proxy-bypass-list=<-loopback>",
     "--proxy-server=http://127.0.0.1:9",
     "--remote-debugging-pipe",
+    "--renderer-process-limit=1",  # pages of another site stay in the same process, whose clock goes on
     "--use-mock-keychain",
 )
 _BEGIN_FRAME = (
