@@ -127,7 +127,8 @@ class EnvSpec:
     # "deterministic" (the same seed and actions give the same digests anywhere), "oracle" (a policy that solves it)
     success: float = 1.0  # an episode's summed reward from which on it counts as solved
     deadlines: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds by operation, where not the defaults
-    weight: str = "light"  # "light": many sessions share a worker process; "heavy": one session a process (browsers, shells)
+    weight: str = "light"  # "light": many sessions share a worker process, each stepped by one thread at a time, but not always
+    # by the same one; "heavy": a session has a process and its main thread for itself (browsers, shells)
 
     def action(self, name: str) -> ActionSpec | None:
         """The action of this name."""
