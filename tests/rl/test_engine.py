@@ -1,0 +1,216 @@
+"""Slots, resident caches and new weights: what is sampled is what a fresh model would sample."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm import generate, params
+from jaxllm.clamp import NeuronClamp, make_clamp
+from jaxllm.config import Config
+from jaxllm.errors import UserError
+from rl import engine, policy
+from rl.engine import Engine
+
+CFG = Config(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=64,
+    max_position_embeddings=128,
+    rope_theta=10000.0,
+)
+STOP = 7
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params.init(jax.random.key(0), CFG))
+
+
+@pytest.fixture(scope="module")
+def others():
+    return jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params.init(jax.random.key(1), CFG))
+
+
+def make(weights, **options):
+    """An engine of four slots."""
+    return Engine(weights, CFG, **{"slots": 4, "context": 64, "steps": 4, **options})
+
+
+def answers(machine):
+    """All answers that are under way."""
+    found = {}
+    while machine.busy:
+        found |= {done.key: done for done in machine.advance()}
+    return found
+
+
+def score(weights, ids, temperature=1.0):
+    """Log-probabilities of a whole session, by the trainer's function."""
+    return np.asarray(policy.logprobs(weights, CFG, jnp.asarray([ids]), temperature=temperature)[0][0])
+
+
+def test_greedy_answers_equal_plain_generation(weights):
+    prompts = [[1, 2, 3], [5], list(range(8, 40)), [9, 9]]
+    machine = make(weights, temperature=0.0, stop_ids=[STOP])
+    for i, prompt in enumerate(prompts):
+        machine.submit(i, prompt, max_tokens=6 + i)
+    found = answers(machine)
+    for i, prompt in enumerate(prompts):
+        (expected,) = generate.generate(weights, CFG, [prompt], max_tokens=6 + i, stop_ids=[STOP])
+        assert list(found[i].ids) == expected
+        assert found[i].stopped == (expected[-1] == STOP)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probabilities_are_those_of_the_trainer_over_turns(temperature, weights):
+    machine = make(weights, temperature=temperature)
+    stream, at = [3, 4, 5], []
+    machine.submit("a", stream, max_tokens=5)
+    for context in ([10, 11], [12], [13, 14, 15, 16]):
+        machine.submit(f"filler {context}", context, max_tokens=3)  # others come and go beside it
+        done = answers(machine)["a"]
+        at.append((len(stream), done))
+        stream = [*stream, *done.ids, *context]
+        machine.submit("a", context, max_tokens=5)
+        machine.release(f"filler {context}")
+    found = score(weights, stream, temperature)
+    for begin, done in at:
+        np.testing.assert_allclose(done.logp, found[begin : begin + len(done.ids)], atol=1e-4)
+    if temperature != 1.0:
+        assert not np.allclose(score(weights, stream)[3:8], at[0][1].logp, atol=1e-2)
+
+
+def test_draws_depend_on_the_session_alone(weights):
+    alone = make(weights, seed=5)
+    alone.submit("x", [1, 2], max_tokens=12)
+    expected = answers(alone)["x"]
+    crowded = make(weights, seed=5, steps=3)
+    for i in range(3):
+        crowded.submit(i, [i + 1] * (i + 2), max_tokens=2 + 5 * i)
+    crowded.submit("x", [1, 2], max_tokens=12)
+    found = answers(crowded)["x"]
+    assert found.ids == expected.ids
+    np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
+    other = make(weights, seed=6)
+    other.submit("x", [1, 2], max_tokens=12)
+    assert answers(other)["x"].ids != expected.ids
+
+
+def test_a_freed_slot_remembers_nothing(weights):
+    machine = make(weights, slots=1, temperature=0.0)
+    machine.submit("long", list(range(1, 40)), max_tokens=8)
+    machine.advance()
+    machine.release("long")  # in the middle of its answer
+    machine.submit("next", [4, 5], max_tokens=5)
+    (expected,) = generate.generate(weights, CFG, [[4, 5]], max_tokens=5)
+    assert list(answers(machine)["next"].ids) == expected
+
+
+def test_requests_have_their_own_limits_stops_and_temperatures(weights):
+    machine = make(weights, temperature=0.0, slots=3)
+    (plain,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=10)
+    machine.submit("stop", [1, 2, 3], max_tokens=10, stop_ids=[plain[2]])
+    machine.submit("limit", [1, 2, 3], max_tokens=1)
+    machine.submit("warm", [1, 2, 3], max_tokens=10, temperature=5.0)
+    found = answers(machine)
+    first = plain.index(plain[2])
+    assert (list(found["stop"].ids), found["stop"].stopped) == (plain[: first + 1], True)
+    assert (list(found["limit"].ids), found["limit"].stopped) == (plain[:1], False)
+    assert list(found["warm"].ids) != plain
+
+
+def test_new_weights_are_taken_at_once(weights, others):
+    machine = make(weights, temperature=0.0, steps=3)
+    machine.submit("s", [1, 2, 3], max_tokens=6)
+    assert machine.advance() == []
+    machine.publish(others, 1)
+    done = answers(machine)["s"]
+    assert done.version == (0, 0, 0, 1, 1, 1)
+    (first,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=3)
+    (then,) = generate.generate(others, CFG, [[1, 2, 3, *first]], max_tokens=3)
+    assert list(done.ids) == first + then
+    # The cache was read anew: the log-probabilities are those of a fresh model with the new weights.
+    np.testing.assert_allclose(done.logp[3:], score(others, [1, 2, 3, *done.ids])[6:], atol=1e-4)
+    machine.submit("s", [8], max_tokens=2)
+    again = answers(machine)["s"]
+    np.testing.assert_allclose(again.logp, score(others, [1, 2, 3, *done.ids, 8, *again.ids])[10:], atol=1e-4)
+
+
+def test_an_old_cache_would_be_seen(weights, others):
+    machine = make(weights, temperature=0.0, steps=3, on_publish="keep")
+    machine.submit("s", [1, 2, 3], max_tokens=6)
+    machine.advance()
+    machine.publish(others, 1)
+    done = answers(machine)["s"]
+    assert done.version == (0, 0, 0, 1, 1, 1)  # a mixed answer says so
+    assert not np.allclose(done.logp[3:], score(others, [1, 2, 3, *done.ids])[6:], atol=1e-2)
+
+
+def test_a_publication_is_checked(weights, others):
+    machine = make(weights)
+    with pytest.raises(UserError, match="does not follow"):
+        machine.publish(others, 0)
+    with pytest.raises(UserError, match="other shapes"):
+        machine.publish(jax.tree.map(lambda x: x.astype(jnp.bfloat16), others), 1)
+    assert machine.version == 0
+
+
+def test_clamps_act_on_their_session_alone(weights):
+    clamp = NeuronClamp(1, 5, 40.0)
+    machine = make(weights, temperature=0.0)
+    machine.submit("plain", [1, 2, 3], max_tokens=6)
+    machine.submit("held", [1, 2, 3], max_tokens=6, clamps=[clamp])
+    found = answers(machine)
+    (plain,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=6)
+    (held,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=6, clamp=make_clamp(CFG, [clamp]))
+    assert (list(found["plain"].ids), list(found["held"].ids)) == (plain, held)
+    assert plain != held
+
+
+def test_nothing_is_compiled_after_warm_up(weights):
+    machine = make(weights, seed=1)
+    rng = np.random.default_rng(0)
+
+    def play(rounds):
+        for i in range(rounds):
+            for key in range(4):
+                if machine.room((i // 4, key)) > 30:
+                    ids = rng.integers(0, 64, rng.integers(1, 9)).tolist()
+                    machine.submit((i // 4, key), ids, max_tokens=int(rng.integers(1, 6)))
+            answers(machine)
+            if i % 4 == 3:
+                for key in range(4):
+                    machine.release((i // 4, key))
+
+    play(8)
+    before = engine._prefill._cache_size(), engine._sample._cache_size()
+    play(40)
+    assert (engine._prefill._cache_size(), engine._sample._cache_size()) == before
+
+
+def test_wrong_requests_change_nothing(weights):
+    machine = make(weights, slots=1)
+    machine.submit("s", [1], max_tokens=2)
+    for arguments, match in (
+        ((("t", [1]), 1), "all 1 slots"),
+        ((("s", [1]), 1), "in the middle"),
+    ):
+        with pytest.raises(UserError, match=match):
+            machine.submit(*arguments[0], max_tokens=arguments[1])
+    answers(machine)
+    for ids, tokens, match in (([64], 1, "outside"), ([-1], 1, "outside"), ([1], 100, "room for 61"), ([1], 0, "do not fit")):
+        with pytest.raises(UserError, match=match):
+            machine.submit("s", ids, max_tokens=tokens)
+    with pytest.raises(UserError, match="stop ids"):
+        machine.submit("s", [1], max_tokens=1, stop_ids=range(9))
+    with pytest.raises(UserError, match="at least one token"):
+        make(weights).submit("new", [], max_tokens=1)
+    with pytest.raises(UserError, match="positions"):
+        make(weights, context=4096)
+    assert machine.busy == 0
+    assert machine.room("s") == 61
