@@ -21,7 +21,8 @@ FORMATS = {
 _NUDGE = 0.002  # ms by which a frame that only moves a call along is later than the one before
 _SHOT = 0.5  # ms after the last slice's end: the time of its screenshot, whatever calls were moved along before
 _MOMENT = 1.0  # s in which a call may answer without another frame: how many there are must not depend on the machine's load
-_FRAME_TRIES = 20  # ms of page time that a screenshot may take where frames are not the driver's
+_FRAME = 17.0  # ms of page time
+_FRAME_TRIES = 60  # of those that a screenshot may take where frames are not the driver's
 _LOAD_SLICE = 5.0  # ms of virtual time granted at once while a page loads
 _LOAD_SLICES = 4  # of which a load takes a multiple, so that a slice more or less makes no difference
 _STARVED = 10_000  # tasks that may run without time moving on, after which it is pushed: endless chains of zero delays
@@ -130,10 +131,10 @@ class TimerClock:
     def screenshot(self, form: str) -> bytes:
         """See `Clock`."""
         number = self._pipe.send("Page.captureScreenshot", **FORMATS[form])
-        for _ in range(_FRAME_TRIES):  # under stopped time the frame that it waits for may not come
-            if self._pipe.wait(lambda: self._pipe.arrived(number), _MOMENT / 4):
+        for _ in range(_FRAME_TRIES):  # under stopped time the frames that it waits for do not come
+            if self._pipe.arrived(number):
                 break
-            self._grant(1.0)
+            self._grant(_FRAME)
         self.until(lambda: self._pipe.arrived(number), "a screenshot")
         return base64.b64decode(self._pipe.reply(number)["data"])
 
