@@ -56,9 +56,9 @@ class Browser:
             process makes these requests. Web sockets are not among them.
           sites: URL prefix -> folder: pages that need a web address come from that folder under it, without any network.
           animated: draws 60 frames in a second of the page's time in place of 20.
-          backend: ``beginframe`` (everything stands still between steps), ``screenshot`` (dates and timers do, but for 20 to 400
-            ms in a screenshot; animations run),
-            ``playwright`` (likewise, through that package), or ``auto``: the first where the browser has it, else the second.
+          backend: ``beginframe`` (everything stands still between steps), ``screenshot`` (dates and timers do, but for 20 to
+            400 ms in a screenshot; animations run), ``playwright`` (dates and timers do, by that package), or ``auto``: the
+            first where the browser has it, else the second.
           patience: seconds without an answer after which the page's script is stopped; the second time, the page is given up.
 
         Raises:
