@@ -370,7 +370,7 @@ class Router(Sessions):
             process = self.pool.processes.get(number)
             if process is None:
                 continue
-            head = wire.pack({"heavy": process.heavy, "arenas": process.arenas, "items": items})
+            head = wire.pack({"heavy": process.alone, "arenas": process.arenas, "items": items})
             process.arenas = []
             with contextlib.suppress(zmq.ZMQError):  # it is dying; its end is told by its pidfd
                 self._work.send_multipart([str(number).encode(), head], zmq.NOBLOCK)

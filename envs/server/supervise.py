@@ -53,9 +53,9 @@ class Process:
     text: bytes = b""  # the beginning of a line of its output
 
     @property
-    def heavy(self) -> bool:
-        """Whether one session has it for itself."""
-        return self.lane is not None and self.lane.kind == "heavy"
+    def alone(self) -> bool:
+        """Whether one session has it and its main thread for itself, or may have it yet."""
+        return self.lane is None or self.lane.kind == "heavy"
 
 
 @dataclasses.dataclass(frozen=True)

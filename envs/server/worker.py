@@ -80,10 +80,10 @@ class Session:
 class Worker:
     """The sessions of this process, and the threads that step them."""
 
-    def __init__(self, folder: str, number: int, heavy: bool = False, crc: bool = False):
+    def __init__(self, folder: str, number: int, crc: bool = False):
         self.number, self.crc = number, crc
         self.sessions: dict[int, Session] = {}
-        self.heavy = heavy
+        self.heavy = True  # nobody else takes the lead: until light sessions come
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.DEALER, f"ipc://{folder}/work", str(number).encode())
         self._outbox = self._socket(zmq.PUSH, f"ipc://{folder}/done")
@@ -243,7 +243,7 @@ class Worker:
         except LostError as error:
             buffers, status = [], "LOST"
             result = wire.refusal(status, str(error), "lost")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = f"{type(error).__name__}: {error}"[:2000]
             buffers, status = [], "CRASHED"
             if op in ("save", "state"):
@@ -315,9 +315,12 @@ class Worker:
         obs = result.obs
         check_obs(obs, session)
         session.last = obs
-        return wire.pack(
-            [wire.pack_obs(obs, buffers), reward, bool(result.terminated), bool(result.truncated), dict(result.info), None]
-        )
+        try:
+            return wire.pack(
+                [wire.pack_obs(obs, buffers), reward, bool(result.terminated), bool(result.truncated), dict(result.info), None]
+            )
+        except wire.WireError as error:
+            raise BadObservationError(str(error)) from error
 
     def _close(self, key: int) -> None:
         if session := self.sessions.pop(key, None):

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -76,6 +77,10 @@ def trouble(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "exit":
         os._exit(3)
+    elif name == "thread":
+        raise RuntimeError(threading.current_thread().name)
+    elif name == "leave":
+        sys.exit(4)
     elif name == "raise":
         raise RuntimeError(rest)
     elif name == "append":  # a trace of what was done, outside
@@ -118,7 +123,8 @@ class Plain:
     def step(self, action: Action | Invalid) -> StepResult:
         self._step += 1
         reward = float("nan") if self._bad == "reward" else 1.0
-        return StepResult(self._obs(), reward, self._step >= self._steps, False, {})
+        info = {"set": {1}} if self._bad == "info" else {}
+        return StepResult(self._obs(), reward, self._step >= self._steps, False, info)
 
     def state(self):
         return {"step": self._step}

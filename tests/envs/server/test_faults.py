@@ -73,6 +73,9 @@ def test_an_exception_is_one_sessions_alone(client):
     assert reply.obs.text is None
     assert client.step(neighbour, move(1)).status == "OK"
     assert client.step(raises, move(1)).status == "LOST"
+    leaves = begin(client)
+    assert client.step(leaves, do("leave")).info["message"] == "SystemExit: 4"
+    assert client.step(neighbour, move(1)).status == "OK"
 
 
 @pytest.mark.parametrize("what", ["hang", "loop"])
@@ -127,6 +130,7 @@ def test_what_shared_a_process_with_a_hung_session_is_lost_not_continued(client)
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
+        ("info", "plain data: set"),
         ("nan", "x holds NaN"),
         ("shape", r"x float64\[3\], where the first observation had x float64\[2\]"),
         ("reward", "reward of nan"),
@@ -170,6 +174,13 @@ def test_memory_that_is_shared_is_used_and_removed(client, server):
     client.close(session)
     until(lambda: not list(Path("/dev/shm").glob(prefix + "*")))
     assert (held[1] == 2).all()
+
+
+def test_a_heavy_session_has_the_main_thread_of_its_process(client):
+    session = begin(client, **HEAVY)
+    assert client.step(session, do("thread")).info["error"] == "exception"
+    other = begin(client, **HEAVY)
+    assert "MainThread" in client.step(other, do("thread")).info["message"]
 
 
 def test_a_save_that_fails_does_not_end_the_episode(client):
