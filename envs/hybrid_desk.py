@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from typing import Any
 
 from envs.actions import shown
 from envs.api import Action, Invalid, Json
-from envs.browser import Browser, HungError
+from envs.browser import Browser, HungError, profile
 from envs.browser.inputs import BUDGET
 from envs.sandbox import HOME, OutsideError
 from envs.sandbox.tree import Item, lay, remove
@@ -30,6 +29,7 @@ TOOLS = ("execute_bash", "str_replace_editor", "JupyterCI")
 MAX_UPLOAD = 8 << 20  # bytes of a file that is given to the page
 MAX_LISTED = 200  # files in the dialog's list; any other can be typed
 MAX_SAME = 1000  # downloads of one name
+PATIENCE = 20.0  # seconds for the browser to answer: a shell may be busy beside it
 READING = 20.0  # seconds for the page to read a file that it was given
 SCRIPTS = ("page.js", "hybrid_dialog.js")
 
@@ -72,7 +72,7 @@ class Desk:
         """
         self.arrived: list[str] = []
         self._staged = 0
-        self._root = Path(tempfile.mkdtemp(prefix="jaxllm-hybrid-"))
+        self._root = profile.make()  # which the next browser sweeps, should this process be killed
         self._open: list[Any] = []
         try:
             for name in ("site", "work", "downloads", "uploads"):
@@ -87,6 +87,7 @@ class Desk:
                 downloads=self._root / "downloads",
                 sites={SITE: self._root / "site"},
                 backend=backend,
+                patience=PATIENCE,
             )
             self._open.append(self.browser)
             for name in SCRIPTS:

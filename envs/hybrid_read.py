@@ -13,7 +13,7 @@ HUES = ("#e07a5f", "#3d8361", "#457b9d", "#b56576", "#e9c46a", "#6d597a")
 
 def settings(rng: random.Random, level: int) -> Problem:
     """Read a table in the page, write a configuration file."""
-    keys = rng.sample([f"{a}_{b}" for a in WORDS[:30] for b in ("limit", "path", "mode", "host")], 2 + 4 * level)
+    keys = rng.sample([f"{a}_{b}" for a in WORDS[:30] for b in ("limit", "path", "mode", "host")], 1 + 4 * level)
     tables: dict[str, list[list[str]]] = {}
     for name in ENVIRONMENTS:
         rows = [[key, _value(rng, key), rng.choice(("in use", "in use", "retired"))] for key in keys]
