@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from envs.registry import FAMILIES
+
 STATES = ("ok", "degraded", "missing")
 PATIENCE = 60.0  # seconds that a check may take
 AT_ONCE = 3
@@ -162,7 +164,7 @@ CHECKS: dict[str, tuple[Callable[..., Check], tuple[str, ...]]] = {
     "step server": (step_server, ()),
     "pictures": (pictures, ()),
     "ray": (ray, ()),
-    **{f"{name}/*": (family, (name,)) for name in ("miniwob", "page", "shell", "hybrid", "games", "envpool", "gym", "openenv")},
+    **{f"{name}/*": (family, (name,)) for name in FAMILIES},
 }
 
 

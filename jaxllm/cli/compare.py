@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """Compare the maps of two models: which neurons kept their token, and what moved others."""
+    """Compare the maps of two models: which neurons kept their token, what moved others."""
 
     map_a: tyro.conf.Positional[Path]
     """folder of the first map, such as the base model's"""

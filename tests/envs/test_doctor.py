@@ -36,9 +36,8 @@ def crashes() -> Check:
 
 
 def hangs() -> Check:
-    pid = os.getpid()
     if os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600"):  # a child that would stay
-        Path(os.environ["TOYS_PID"]).write_text(str(pid))
+        Path(os.environ["TOYS_PID"]).write_text(str(os.getpid()))
     time.sleep(600)
     return good()
 
@@ -60,13 +59,17 @@ def test_what_hangs_crashes_or_raises_is_a_finding(tmp_path: Path, monkeypatch: 
 
 def test_a_check_that_hangs_ends_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TOYS_PID", str(tmp_path / "pid"))
-    begun = time.monotonic()
-    (found,) = doctor.examine(checks={"hangs": (hangs, ())}, patience=8)
-    assert found.state == "missing"
-    assert "no answer within 8 s" in found.detail
-    assert time.monotonic() - begun < 30
+    patience = 2.0
+    while not (tmp_path / "pid").exists():  # a busy machine may not have come to hang by then
+        patience *= 2
+        assert patience < 200
+        begun = time.monotonic()
+        (found,) = doctor.examine(checks={"hangs": (hangs, ())}, patience=patience)
+        assert found.state == "missing"
+        assert f"no answer within {patience:g} s" in found.detail
+        assert time.monotonic() - begun < patience + 60
     group = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.killpg(group, 0)
