@@ -28,7 +28,8 @@ OPTIONS = {"backend": "auto", "reset": "navigate", "mode": "train", "screenshot"
 BACKENDS = ("auto", "beginframe", "screenshot", "playwright")
 RESETS = ("navigate", "page")
 STEP = 0.15  # virtual seconds that an action takes
-READY = 20  # times that a page is asked whether its problem is ready, 50 ms apart
+SETTLE = 50.0  # ms of page time before the first look, in which its pictures come
+READY = 20  # times that a page is asked, so far apart, whether its problem is ready
 ACTIONS = with_names(
     COMPUTER,
     *("click", "left_double", "right_single", "hover", "drag", "mouse_down", "mouse_up", "hotkey", "press", "release"),
@@ -72,13 +73,13 @@ class MiniwobEnv(BaseEnv):
         try:
             browser = self._open()
             browser.evaluate(f"miniwobPage.start({seed}, {json.dumps(self._set['mode'])})")
-            self._since = browser.time
             for _ in range(READY):
+                browser.advance(SETTLE)
                 if browser.evaluate("miniwobPage.ready()"):
                     break
-                browser.advance(50)
             else:
-                raise driver.HungError(f"{self.spec.name}: no problem after {READY * 0.05:g} s")
+                raise driver.HungError(f"{self.spec.name}: no problem after {READY * SETTLE / 1000:g} s")
+            self._since = browser.time
             obs = self._look(browser)
         except (driver.CrashedError, driver.HungError):
             self.close()
