@@ -263,7 +263,8 @@ class RemoteEnv(BaseEnv):
         from websockets.exceptions import ConnectionClosed
 
         try:
-            self._socket.send(text)
+            with contextlib.suppress(ConnectionClosed):  # a full server says why, and hangs up before we speak
+                self._socket.send(text)
             raw = self._socket.recv(timeout=seconds)
         except TimeoutError as error:
             self._drop()  # its answer may still come: nothing may read it as that of another call

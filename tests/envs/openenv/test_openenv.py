@@ -73,7 +73,7 @@ def gateway() -> Iterator[Gateway]:
     before = os.environ.get("PYTHONPATH")
     sys.path.insert(0, str(HERE))
     try:
-        with Gateway(["gateway_envs:Count"], workers=2, max_sessions=4, lease=20.0, deadlines={"step": 3.0}) as gateway:
+        with Gateway(["gateway_envs:Count"], workers=2, max_sessions=4, lease=20.0, deadlines={"step": 5.0}) as gateway:
             yield gateway
     finally:
         sys.path.remove(str(HERE))
@@ -135,13 +135,13 @@ def test_their_environment_as_ours(peer: Peer) -> None:
 def test_a_deadline_and_a_full_server(peer: Peer) -> None:
     address = f"openenv/http://127.0.0.1:{peer.port}"
     env = envs.make(address, step_seconds=0.3)
-    env.reset()
+    assert within(PATIENCE, lambda: _resets(env))
     begun = time.monotonic()
     with pytest.raises(LostError, match=r"no answer within 0.3 s"):
         env.step(Action("act", {"amount": 1, "how": "hang"}))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15  # it hangs for 20
     others = [envs.make(address) for _ in range(2)]
-    others[0].reset()
+    assert within(PATIENCE, lambda: _resets(others[0]))
     with pytest.raises(UserError, match=r"is full"):  # the session that hangs holds one of their two places
         others[1].reset()
     for other in others:
@@ -189,11 +189,10 @@ def test_capacity_and_room_again(peer: Peer, gateway: Gateway) -> None:
     peer.call("e", "close")
 
 
-def test_a_step_that_hangs_is_ended_and_pings_are_answered_meanwhile(peer: Peer, gateway: Gateway) -> None:
-    settings = {"base_url": gateway.address, "websocket_ping_interval_s": 0.2, "websocket_ping_timeout_s": 1.5}
-    peer.call("a", "open", settings)
+def test_a_step_that_hangs_is_ended(peer: Peer, gateway: Gateway) -> None:
+    peer.call("a", "open", {"base_url": gateway.address})
     peer.call("a", "reset", {"seed": 1})
-    with pytest.raises(RuntimeError, match=r"TIMEOUT.*EXECUTION_ERROR"):  # after the deadline of 3 s: its pings had answers
+    with pytest.raises(RuntimeError, match=r"TIMEOUT.*EXECUTION_ERROR"):
         peer.call("a", "step", {"name": "hang"})
     assert peer.call("a", "reset", {"seed": 5})["observation"]["text"] == "5"  # a fresh environment
     with pytest.raises(RuntimeError, match=r"CRASHED.*EXECUTION_ERROR"):
@@ -370,11 +369,14 @@ def _resets(env: Any) -> bool:
     return True
 
 
-def test_a_client_that_dies_in_a_step_leaves_no_session(gateway: Gateway) -> None:
+def test_pings_are_answered_in_a_step_and_a_client_that_dies_there_leaves_no_session(gateway: Gateway) -> None:
     with connect("ws" + gateway.address.removeprefix("http") + "/ws", proxy=None) as socket:
         socket.send('{"type": "reset", "data": {"seed": 1}}')
         socket.recv(timeout=PATIENCE)
         socket.send('{"type": "step", "data": {"name": "hang"}}')
+        assert socket.ping().wait(PATIENCE)
+        with pytest.raises(TimeoutError):
+            socket.recv(timeout=0)  # the step still hangs
         assert gateway.sessions() == 1
         socket.socket.shutdown(2)
         assert within(PATIENCE, lambda: gateway.sessions() == 0)
