@@ -149,7 +149,8 @@ def _panel(moment: Frame, width: int) -> "Image":
     kind = Image.Resampling.NEAREST if scale == 2 else Image.Resampling.LANCZOS
     picture = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)), kind)
     draw = ImageDraw.Draw(picture)
-    _mark(draw, [(x * scale, y * scale) for x, y in moment.marks])
+    if not text:  # points lie on a screen, which may not be what was seen last
+        _mark(draw, [(x * scale, y * scale) for x, y in moment.marks])
     lines, font = _wrapped(moment.caption, picture.width, 13, CAPTION_LINES)
     panel = Image.new("RGB", (picture.width + 2, picture.height + 2 + 6 + CAPTION_LINES * 17), PAPER)
     panel.paste(GOOD if moment.good else (200, 204, 209), (0, 0, panel.width, picture.height + 2))

@@ -151,7 +151,9 @@ def written(action: Action | Invalid) -> str:
     parts = []
     for name, value in action.arguments.items():
         if name in ("point", "start_point", "end_point") and isinstance(value, list | tuple):
-            parts.append("(" + ", ".join(f"{part:g}" if isinstance(part, int | float) else shown(part) for part in value) + ")")
+            parts.append(
+                "(" + ", ".join(f"{round(part, 1):g}" if isinstance(part, int | float) else shown(part) for part in value) + ")"
+            )
         elif name in ("content", "command", "code", "key"):
             parts.append(shown(value))
         else:

@@ -43,7 +43,7 @@ class Fleet:
 
         for pattern in self.patterns:
             check_pattern(pattern)
-        limits = {"workers": self.workers, "heavy": self.heavy, "max_sessions": self.sessions}
+        limits: dict[str, Any] = {"workers": self.workers, "heavy": self.heavy, "max_sessions": self.sessions}
         with fleet.Fleet(self.patterns, cluster=self.cluster, servers=self.servers, **limits) as placed:
             try:
                 shown: list[Any] = []

@@ -52,7 +52,12 @@ class Serve:
         find_own_modules()
         for pattern in self.patterns:
             check_pattern(pattern)
-        settings = {"bind": self.bind, "token_file": self.token_file, "metrics_port": self.prometheus, "lease": self.lease}
+        settings: dict[str, Any] = {
+            "bind": self.bind,
+            "token_file": self.token_file,
+            "metrics_port": self.prometheus,
+            "lease": self.lease,
+        }
         limits = {"workers": self.workers, "heavy": self.heavy, "max_sessions": self.sessions}
         with Server(self.patterns, **settings, **limits) as server:
             console.write(f"Serving {' '.join(self.patterns)}\naddress  {server.address}\ntoken    {server.token_file}")
@@ -170,8 +175,8 @@ class Gateway:
 
         find_own_modules()
         token = None if self.token_file is None else read_token(self.token_file)
-        settings = {"token": token, "options": options(self.option), "max_sessions": self.sessions}
-        with openenv.Gateway(self.names, bind=self.bind, **settings) as gateway:
+        given = options(self.option)
+        with openenv.Gateway(self.names, bind=self.bind, token=token, options=given, max_sessions=self.sessions) as gateway:
             console.write(f"Serving {' '.join(self.names)} to OpenEnv clients\naddress  {gateway.address}")
             console.stderr().print("Ctrl-C ends it.")
             while True:

@@ -103,6 +103,12 @@ def test_text_is_drawn_where_there_is_no_screen():
     assert count(picture(film.strip(board)), film.INK) > count(picture(film.strip(empty)), film.INK) + 50
 
 
+def test_a_click_is_not_marked_on_text():
+    """What a shell said was seen last, and the click is one on the page."""
+    panel = picture(film.strip([film.Frame(Obs(text="[exit code 0]"), ((20, 20),), "3: click (20, 20)")]))
+    assert count(panel, film.MARK) == 0
+
+
 def test_text_of_any_kind_and_length_is_drawn():
     for text in ("", "x" * 1_000_000, "line\n" * 100_000, "\x1b[2J\x00 tabs\t 木 😀 \ud800"):
         assert film.strip([film.Frame(Obs(text=text), (), text[:100_000])], text[:100_000]).startswith(PNG)
