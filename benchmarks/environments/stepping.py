@@ -1,0 +1,115 @@
+"""Steps a second of environments that do nothing: a step server, gymnasium's AsyncVectorEnv, an OpenEnv server."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envs import Action, make_vec
+
+from . import noop, openenv_peer
+from .common import Scale, alternate, last, medians, rounded, verdict
+
+SESSIONS = 64
+SECONDS = 1.0  # of one side in one round, about
+TARGETS = {"gymnasium_text": 5.0, "openenv_text": 15.0, "gymnasium_frames": 3.0}
+GO = Action("go")
+
+
+def run(scale: Scale) -> dict[str, Any]:
+    """Texts of 2 KB, then frames of 224 x 224 x 3 bytes."""
+    N = max(4, int(SESSIONS * scale.size))
+    seconds = max(0.05, SECONDS * scale.size)
+    print(f"vector: {N} sessions that do nothing, steps/s of all together")
+    rates: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
+    notes: list[str] = []
+    for what in ("text", "frames"):
+        found, said = measure(what, N, seconds, scale.rounds)
+        notes += said
+        print(f" {what}:")
+        rates[what] = values = medians(found, "steps/s", "ours")
+        for peer in ("gymnasium", "gymnasium, no copy", "openenv"):
+            if peer in values:
+                ratios[f"{peer.replace(', ', '_').replace(' ', '_')}_{what}"] = values["ours"] / values[peer]
+    met = verdict(ratios, TARGETS)
+    return {
+        "sessions": N,
+        "steps_per_second": {what: rounded(values, 0) for what, values in rates.items()},
+        "ratios": rounded(ratios),
+        "targets": TARGETS,
+        "met": met,
+        "notes": notes,
+    }
+
+
+def measure(what: str, N: int, seconds: float, rounds: int) -> tuple[dict[str, list[float]], list[str]]:
+    """Steps/s of every side, round by round, and what there is to say."""
+    from . import gym_noop
+
+    notes = []
+    shape = noop.FRAME if what == "frames" else (noop.TEXT,)
+    ours = make_vec("environments.noop:Noop", N, options={"frame": what == "frames"})
+    halves = make_vec("environments.noop:Noop", N, N // 2, options={"frame": what == "frames"})
+    theirs, uncopied = gym_noop.make(N, shape, copy=True), gym_noop.make(N, shape, copy=False)
+    opened: list[Any] = [ours, halves, theirs, uncopied]
+    try:
+        check(ours, theirs, what)
+        halves.reset()
+        halves.send([GO] * N)
+        uncopied.reset()
+        sides: dict[str, Callable[[], float]] = {
+            "ours": timed(lambda: ours.step([GO] * N), N, seconds),
+            "ours, send and recv of halves": timed(lambda: turn(halves), N // 2, seconds),
+            "gymnasium": timed(lambda: theirs.step(np.zeros(N, int)), N, seconds),
+            "gymnasium, no copy": timed(lambda: uncopied.step(np.zeros(N, int)), N, seconds),
+        }
+        if what == "text":
+            try:
+                peer = openenv_peer.Peer(N)
+            except Exception as error:
+                notes.append(f"no OpenEnv: {last(error)}")
+            else:
+                opened.append(peer)
+                notes.append(f"OpenEnv gave {peer.sessions} of {N} sessions")
+                steps = max(1, int(seconds * peer.rate(2) / max(peer.sessions, 1)))
+                sides["openenv"] = lambda: peer.rate(steps)
+            print(f" {notes[-1]}", flush=True)
+        found = alternate(sides, rounds)
+        halves.recv()
+        return found, notes
+    finally:
+        for each in opened:
+            each.close()
+
+
+def check(ours: Any, theirs: Any, what: str) -> None:
+    """Both give the same: so many bytes of text, or pixels that hold the number of the step."""
+    ours.reset()
+    theirs.reset()
+    for step in (1, 2):
+        batch, seen = ours.step([GO] * ours.num_envs), theirs.step(np.zeros(ours.num_envs, int))[0]
+        for obs, row in zip(batch.obs, seen, strict=True):
+            mine = np.frombuffer(obs.text.encode(), np.uint8) if what == "text" else obs.arrays["frame"]
+            np.testing.assert_array_equal(mine, row)
+            assert what == "text" or (mine == step).all()
+
+
+def turn(vector: Any) -> None:
+    """Takes what is ready and sends its next actions."""
+    batch = vector.recv()
+    vector.send([GO] * len(batch), batch.ids)
+
+
+def timed(step: Callable[[], Any], count: int, seconds: float) -> Callable[[], float]:
+    """A side: steps/s of calls that make `count` steps each."""
+
+    def side() -> float:
+        calls, begun = 0, time.perf_counter()
+        while (taken := time.perf_counter() - begun) < seconds:
+            step()
+            calls += 1
+        return calls * count / taken
+
+    return side
