@@ -45,7 +45,7 @@ def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
     reading, steering = {"map", "find", "show", "acts", "compare", "explore"}, {"clamp", "sweep", "bake"}
-    assert used == {*reading, *steering, "generate", "info", "convert", "score", "reward-map"}
+    assert used == {*reading, *steering, "generate", "info", "convert", "score", "reward-map", "envs"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 
