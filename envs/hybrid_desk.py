@@ -30,6 +30,7 @@ MAX_UPLOAD = 8 << 20  # bytes of a file that is given to the page
 MAX_LISTED = 200  # files in the dialog's list; any other can be typed
 MAX_SAME = 1000  # downloads of one name
 PATIENCE = 20.0  # seconds for the browser to answer: a shell may be busy beside it
+ARRIVING = 10.0  # seconds for what the page asked for, a download or a file, to show; then it is not waited for
 READING = 20.0  # seconds for the page to read a file that it was given
 SCRIPTS = ("page.js", "hybrid_dialog.js")
 
@@ -71,7 +72,7 @@ class Desk:
         Raises UserError where there is no browser or no sandbox.
         """
         self.arrived: list[str] = []
-        self._staged = 0
+        self._staged = self._taken = 0
         self._root = profile.make()  # which the next browser sweeps, should this process be killed
         self._open: list[Any] = []
         try:
@@ -128,11 +129,19 @@ class Desk:
 
     def _attend(self) -> None:
         """Sees to downloads that have come and to files that are asked for."""
-        self._take_downloads()
+        until = time.monotonic() + ARRIVING
+        while self.browser.evaluate(f"window.desk ? (desk.wanted = Math.max(0, desk.wanted - {self._take_downloads()})) : 0"):
+            if time.monotonic() > until:
+                self.browser.evaluate("void (desk.wanted = 0)")
+            self.browser.advance(0)  # a download takes real time, and none of the page's
+        while self.browser.evaluate("Boolean(window.desk && desk.asking)") and not self.browser.asks_for_files:
+            if time.monotonic() > until:
+                self.browser.evaluate("void (desk.asking = false)")
+            self.browser.advance(0)  # nor does this
         if self.browser.asks_for_files:
             outcome = self.browser.evaluate("envsFiles.outcome()")
             if outcome is None:
-                self.browser.evaluate(f"envsFiles.open({_listed(self.session)})")
+                self.browser.evaluate(f"window.desk && (desk.asking = false), envsFiles.open({_listed(self.session)})")
             elif outcome:
                 self._choose(outcome)
         until = time.monotonic() + READING
@@ -140,11 +149,15 @@ class Desk:
             if time.monotonic() > until:
                 raise HungError(f"the page did not read its file within {READING:g} s")
 
-    def _take_downloads(self) -> None:
-        for source in sorted((self._root / "downloads").iterdir()):
-            if source.suffix != ".crdownload":  # one that has not ended
-                source.chmod(0o644)
-                self.arrived.append(self._move(source))
+    def _take_downloads(self) -> int:
+        """Moves what has come into the session's folder; returns how many."""
+        new = self.browser.downloaded[self._taken :]
+        for name in new:
+            source = self._root / "downloads" / name
+            source.chmod(0o644)
+            self.arrived.append(self._move(source))
+        self._taken += len(new)
+        return len(new)
 
     def _move(self, source: Path) -> str:
         """Moves a file into the session's folder, under another name where there is one of the same; returns the name."""

@@ -1,6 +1,8 @@
 // What the pages have in common. `DATA` is the task's own part.
 const desk = (window.desk = {
+  asking: false, // whether a file was asked for; whoever offers the choice sets it back
   busy: 0, // files that are being read
+  wanted: 0, // downloads that were asked for and have not come: whoever counts those that come takes them off
   sent: null, // what was sent last: this is what the check looks at
 
   make(tag, attributes = {}, ...children) {
@@ -12,7 +14,9 @@ const desk = (window.desk = {
 
   // A link that downloads a file of the site.
   download(name, text = `Download ${name}`) {
-    return desk.make("a", { id: `get-${name}`, href: `files/${name}`, download: name }, text);
+    const link = desk.make("a", { id: `get-${name}`, href: `files/${name}`, download: name }, text);
+    link.addEventListener("click", () => (desk.wanted += 1));
+    return link;
   },
 
   send(values) {
@@ -23,6 +27,7 @@ const desk = (window.desk = {
   // A field for a file, a preview of its text, and a button that sends it.
   upload(place) {
     const field = desk.make("input", { id: "file", type: "file" });
+    field.addEventListener("click", () => (desk.asking = true));
     const preview = desk.make("pre", { id: "preview" }, "no file yet");
     const button = desk.make("button", { id: "send", class: "main" }, "Send");
     let chosen = null;

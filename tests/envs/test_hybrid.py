@@ -26,18 +26,21 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>test</title>
 <body><p id="ticks">0</p><input type="file" id="file"><p id="text"></p>
 <a id="plain" href="files/plain.csv" download>plain</a>
 <script>
-  window.desk = { busy: 0, sent: null };
+  window.desk = { asking: false, busy: 0, wanted: 0, sent: null };
   setInterval(() => { ticks.textContent = Number(ticks.textContent) + 1; }, 50);
+  file.onclick = () => (desk.asking = true);
   file.onchange = async () => {
     desk.busy += 1;
     text.textContent = file.files.length ? await file.files[0].text() : "nothing";
     desk.busy -= 1;
   };
+  plain.onclick = () => (desk.wanted += 1);
   window.offer = (name) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob(["offered"]));
     link.download = name;
     link.click();
+    desk.wanted += 1;
   };
 </script></body>"""
 
@@ -331,7 +334,7 @@ def test_a_download_stays_in_the_folder_whatever_its_name(desk: Desk, root: Path
 
 def test_a_download_whose_name_is_too_long_for_the_disk_does_not_come(desk: Desk):
     arrived = len(desk.arrived)
-    desk.browser.evaluate(f"offer({json.dumps('e' * 300)})")
+    desk.browser.evaluate(f"offer({json.dumps('e' * 300)}); desk.wanted = 0")
     desk.gui(Action("hover", {"point": (5, 5)}))
     assert desk.arrived[arrived:] == []
     assert shell(desk, "ls /work") == "own.txt"
