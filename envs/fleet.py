@@ -200,7 +200,8 @@ class Fleet:
             placed.state, placed.error = "gone", "the cluster has no live node"
             return
         taken = [other.node for other in self._placed if other is not placed and other.state in ("starting", "up")]
-        placed.node = min(nodes, key=lambda node: (taken.count(node), nodes.index(node)))
+        last = placed.node  # where it died: Ray may not know yet that the whole node did
+        placed.node = min(nodes, key=lambda node: (node == last, taken.count(node), nodes.index(node)))
         strategy = NodeAffinitySchedulingStrategy(node_id=placed.node, soft=False)
         seat = ray.remote(Seat).options(num_cpus=self._cpus, max_restarts=0, scheduling_strategy=strategy)
         placed.state = "starting"

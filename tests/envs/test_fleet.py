@@ -112,7 +112,8 @@ def test_a_raylet_that_is_killed_costs_its_sessions_and_nothing_else(cluster: An
             assert vector.step([MOVE] * 4).status == ["OK"] * 4
             assert within(lambda: [one.state for one in fleet.servers] == ["up", "up"])
             again = fleet.servers[victim.number]
-            assert (again.restarts, again.node) == (1, survivor.node)
+            assert again.restarts >= 1
+            assert again.node == survivor.node
             assert again.address != victim.address
             assert fleet.servers[survivor.number].pid == survivor.pid
             vector.step([MOVE] * 4)
@@ -121,7 +122,7 @@ def test_a_raylet_that_is_killed_costs_its_sessions_and_nothing_else(cluster: An
             assert {client.address for client in vector._clients} == set(fleet.addresses)
             # A server's process alone: Ray's actor lives, and says so.
             os.kill(survivor.pid, signal.SIGKILL)
-            assert within(lambda: fleet.servers[survivor.number].restarts == 1)
+            assert within(lambda: fleet.servers[survivor.number].restarts >= 1)
             assert within(lambda: [one.state for one in fleet.servers] == ["up", "up"])
             assert within(lambda: set(vector.reset().status) == {"OK"})
         pids = [one.pid for one in fleet.servers]
