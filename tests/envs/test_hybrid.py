@@ -1,6 +1,8 @@
 """Browser and shell in one session: tasks, what the two share, and what neither reaches."""
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 
 import envs
 from envs.api import Action, Element, Invalid
+from envs.browser import CrashedError
 from envs.digest import digest
 from envs.hybrid_desk import SITE, Desk
 from envs.hybrid_env import KINDS, HybridEnv, draw, problem
@@ -170,8 +173,9 @@ def test_the_same_seed_gives_the_same_digests_elsewhere_and_nothing_is_left(
     assert [child for child in started if child.is_running()] == []
 
 
-def test_a_save_goes_on_in_another_environment():
+def test_a_save_goes_on_in_another_environment_when_the_first_one_has_crashed():
     first, second = (envs.make("hybrid/totals", level=1) for _ in range(2))
+    assert isinstance(first, HybridEnv)
     try:
         obs = first.reset(seed=2)
         policy = oracle("hybrid/totals", 2)
@@ -181,7 +185,13 @@ def test_a_save_goes_on_in_another_environment():
         first.step(Action("JupyterCI", {"code": "rows = open('/work/sales.csv').read().count(chr(10))\nprint(rows)"}))
         blob = first.save()
         state = first.state()
-        first.close()
+        desk = first._desk
+        assert desk is not None
+        os.kill(desk.browser.pid, signal.SIGKILL)
+        with pytest.raises(CrashedError):
+            first.step(Action("hover", {"point": (5, 5)}))
+        assert not desk.session.root.folder.exists()
+        assert first.step(bash("ls")).info["error"] == "episode_over"
         second.restore(blob)
         assert second.state() == state
         assert "sales.csv" in state["files"]
