@@ -4,8 +4,8 @@
     python benchmarks/env_throughput.py --only vector latency some of them
     python benchmarks/env_throughput.py --size 0.1 --rounds 1 a trial
 
-Sections: `vector` (64 sessions that do nothing, against gymnasium's AsyncVectorEnv and an OpenEnv server), `miniwob` (a page in a
-browser, against the package's own Selenium environment and playwright), `latency` (step times that differ, against lock step),
+Sections: `vector` (64 sessions that do nothing, against gymnasium's AsyncVectorEnv and an OpenEnv server), `miniwob` (a page in
+a browser, against the package's own Selenium environment and playwright), `latency` (step times that differ, against lock step),
 `envpool` (our vector against envpool itself). In a round every side runs once; figures are medians over rounds, after one round
 that is not counted. A peer that is not installed is named and left out. The last line is JSON: ratios, targets, what is met.
 """

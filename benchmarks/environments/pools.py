@@ -59,7 +59,7 @@ def ours(vector: Any, actions: np.ndarray, turns: int) -> float:
     begun = time.perf_counter()
     for turn in range(turns):
         batch = vector.step(actions[turn % len(actions)], restart=True)
-        assert len(batch.arrays) and len(batch.reward)
+        assert batch.arrays
     return turns * actions.shape[1] / (time.perf_counter() - begun)
 
 

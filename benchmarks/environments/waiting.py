@@ -1,4 +1,4 @@
-"""Environments whose steps take log-normal times: how busy they are kept, and how much of the learner's time hides in theirs."""
+"""Environments whose steps take log-normal times: how busy they are kept, how much of the learner's time hides in theirs."""
 
 import statistics
 import time
