@@ -6,6 +6,7 @@ a step that it has done already not again: there the environment goes on.
 
 import contextlib
 import dataclasses
+import http.client
 import ipaddress
 import json
 import secrets
@@ -37,6 +38,7 @@ def http_address(address: str) -> str:
         parts = urlsplit(f"{scheme}://{address.split('://', 1)[1]}")
         sound = scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.username
         sound = sound and (parts.port is None or parts.port > 0)
+        sound = sound and address.isascii() and address.isprintable() and " " not in address
     except ValueError:
         sound = False
     if not sound:
@@ -84,8 +86,8 @@ def fetch(address: str, path: str, options: Mapping[str, Any]) -> Any:
         if error.code in (401, 403):
             raise UserError(f"{address} refuses us ({error.code}): give its token by the option token_file") from error
         return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error).strip() or type(error).__name__
         raise UserError(f"no OpenEnv server answers at {address}: {reason}; start it, or check the address") from error
     if len(data) > SCHEMA_BYTES:
         raise UserError(f"{address}{path} is larger than {SCHEMA_BYTES >> 20} MiB")

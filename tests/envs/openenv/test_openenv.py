@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -388,7 +389,17 @@ def test_pings_are_answered_in_a_step_and_a_client_that_dies_there_leaves_no_ses
 def test_addresses() -> None:
     assert http_address("localhost:8000") == "http://localhost:8000"
     assert http_address("wss://a.example/b/") == "https://a.example/b"
-    for wrong in ("ftp://a:1", "http://", "a:b", "http://u:p@a:1", "http://a:1?x=1", "a:99999"):
+    for wrong in (
+        "ftp://a:1",
+        "http://",
+        "a:b",
+        "http://u:p@a:1",
+        "http://a:1?x=1",
+        "a:99999",
+        "no such thing",
+        "a:1/b\n",
+        "ä:1",
+    ):
         with pytest.raises(UserError, match="address"):
             http_address(wrong)
     with pytest.raises(UserError, match=r"no OpenEnv server answers at http://127.0.0.1:9"):
@@ -396,6 +407,22 @@ def test_addresses() -> None:
     with pytest.raises(UserError, match=r"unknown options colour; there are reset_seconds"):
         envs.make("openenv/127.0.0.1:9", colour=1)
     assert (names(), missing()) == ([], None)
+
+
+def test_a_server_that_speaks_something_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example ready\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(UserError, match=r"no OpenEnv server answers at .*220 mail"):
+            envs.make(f"openenv/127.0.0.1:{other.getsockname()[1]}")
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1]])
