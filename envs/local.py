@@ -1,14 +1,13 @@
 """Environments side by side in this very process: for those that take microseconds, where a server would only cost."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from envs.api import Action, EnvSpec, Invalid, LostError, Obs, StepResult, Task
+from envs.api import Action, Env, EnvSpec, Invalid, LostError, Obs, StepResult, Task
 from envs.digest import session_seed
-from envs.registry import make
 from envs.vector import Batch
 from jaxllm.errors import UserError
 
@@ -16,13 +15,17 @@ from jaxllm.errors import UserError
 class LocalVector:
     """The part of `envs.vector.Vector` that a rollout uses. An exception in one environment is its own: status CRASHED."""
 
-    def __init__(self, name: str, num_envs: int, *, seed: int = 0, options: dict[str, Any] | None = None):
+    def __init__(self, make: Callable[[], Env], num_envs: int, *, seed: int = 0):
+        """
+        Args:
+          make: one environment, as in ``functools.partial(envs.make, "toy/hilo")``; called again for one that crashed.
+          seed: of episodes that are started without a seed.
+        """
         self.num_envs = self.batch_size = num_envs
-        self._name, self._seed = name, seed
-        self._envs = [make(name, **(options or {})) for _ in range(num_envs)]
+        self._make, self._seed = make, seed
+        self._envs = [make() for _ in range(num_envs)]
         self._episodes = [0] * num_envs
         self._ready: deque[tuple[int, StepResult, str]] = deque()
-        self._options = options or {}
 
     @property
     def specs(self) -> list[EnvSpec]:
@@ -34,7 +37,7 @@ class LocalVector:
     ) -> None:
         """Starts episodes; `recv` has their first observations."""
         for k, i in enumerate(ids):
-            seed = session_seed(self._seed, f"{self._name} {i}", self._episodes[i]) if seeds is None else seeds[k]
+            seed = session_seed(self._seed, f"local {i}", self._episodes[i]) if seeds is None else seeds[k]
             self._episodes[i] += 1
             self._do(i, lambda env, k=k, seed=seed: _first(env.reset(None if tasks is None else tasks[k], seed), seed))
 
@@ -75,7 +78,7 @@ class LocalVector:
             result = StepResult(Obs(), 0.0, False, True, {"error": "crashed", "message": f"{type(error).__name__}: {error}"})
             status = "CRASHED"
             self._envs[i].close()
-            self._envs[i] = make(self._name, **self._options)
+            self._envs[i] = self._make()
         self._ready.append((i, result, status))
 
 

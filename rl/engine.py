@@ -263,7 +263,9 @@ class Engine:
             self._read(group, width)
 
     def _read(self, group: list[tuple[int, Hashable, _Session]], width: int) -> None:
-        R = _bucket(len(group), 1)
+        R = min(
+            4 ** ((_bucket(len(group), 1).bit_length()) // 2), _bucket(self.slots, 1)
+        )  # few sizes, so that little is compiled
         slot, tokens = np.full(R, self.slots, np.int32), np.zeros((R, width), np.int32)  # a slot beyond the last is dropped
         new, held, last, left, drawn, prompt = np.zeros((6, R), np.int32)
         temperature, names = np.ones(R, np.float32), np.zeros(R, np.uint32)

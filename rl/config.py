@@ -1,0 +1,257 @@
+"""Everything that a training run depends on, as typed values with presets; saved with the run.
+
+Defaults that papers state name them; UI-TARS-2 (arXiv 2509.02544) publishes neither learning rates nor batch sizes nor clip
+values, so nothing here claims to match it there.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from jaxllm.config import Config
+from jaxllm.errors import UserError
+from rl.bytes import END, VOCAB_SIZE
+from rl.losses import ESTIMATORS, REDUCTIONS
+
+ALGORITHMS = ("ppo", "vapo", "grpo", "dapo", "dr_grpo", "rloo", "gspo", "gigpo")
+WITH_CRITIC = ("ppo", "vapo")
+
+TINY = Config(
+    hidden_size=128,
+    intermediate_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=VOCAB_SIZE,
+    max_position_embeddings=512,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    eos_token_ids=(END,),
+)
+"""1.1 million parameters over a vocabulary of bytes, trained from random weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Algo:
+    """How rewards become gradients."""
+
+    name: Literal["ppo", "vapo", "grpo", "dapo", "dr_grpo", "rloo", "gspo", "gigpo"] = "ppo"
+    """the estimator of advantages, and what comes with it"""
+    gamma: float = 1.0
+    """discount of a token (VAPO: 1)"""
+    lambda_policy: float | Literal["adaptive"] = "adaptive"
+    """lambda of the advantages; adaptive is 1 - 1 / (alpha l) for l policy tokens (VAPO, UI-TARS-2)"""
+    alpha: float = 0.05
+    """of the adaptive lambda (VAPO: 0.05)"""
+    lambda_critic: float = 1.0
+    """lambda of the critic's targets (VC-PPO, VAPO: 1)"""
+    value_pretrain: int = 50
+    """most updates of the critic alone before the first of the policy (VC-PPO); 0 for none"""
+    eps_low: float = 0.2
+    """the ratio is clipped below 1 - this"""
+    eps_high: float = 0.28
+    """and above 1 + this (DAPO, VAPO: 0.28)"""
+    dual_clip: float | None = None
+    """a negative advantage costs at most this many times its size"""
+    eps_v: float | None = None
+    """clips the critic's change; none by default"""
+    reduction: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_denominator"] = "token_mean"
+    """how the losses of tokens add up (DAPO, VAPO: token_mean; GRPO: seq_mean_token_mean)"""
+    denominator: float | None = None
+    """of fixed_denominator (Dr.GRPO)"""
+    whiten: bool = True
+    """advantages of mean 0 and variance 1 over the batch; with a critic only"""
+    ddof: Literal[0, 1] = 1
+    """of the standard deviation of a group"""
+    min_group_size: int = 2
+    """a group of fewer episodes that did not fail is dropped"""
+    omega: float = 1.0
+    """weight of GiGPO's advantage within equal states"""
+    turn_gamma: float = 0.95
+    """discount of a turn in GiGPO's returns"""
+    dynamic_sampling: bool = False
+    """play on until enough groups have unequal outcomes (DAPO)"""
+    max_resample_rounds: int = 10
+    """of dynamic sampling; then the update takes what is there"""
+    kl: float = 0.0
+    """weight of the KL divergence from the starting policy, in the loss"""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """of that divergence"""
+    positive_nll: float = 0.0
+    """weight of imitating solved episodes (VAPO: 0.1)"""
+    overlong_limit: int = 0
+    """policy tokens of an episode from which the soft penalty is -1 (DAPO); 0 for no penalty"""
+    overlong_buffer: int = 0
+    """tokens below the limit over which it falls"""
+    format_weight: float = 0.0
+    """weight of the share of turns that could not be read, as a penalty"""
+    importance_cap: float = 2.0
+    """of the weight that corrects for the sampler's older weights (AReaL)"""
+
+    @property
+    def critic(self) -> bool:
+        """Whether the algorithm has one."""
+        return self.name in WITH_CRITIC
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """What is played for each update."""
+
+    env: str = "toy/hilo"
+    """name of the environment"""
+    groups: int = 16
+    """tasks (seeds) of an update"""
+    group_size: int = 8
+    """episodes of each"""
+    slots: int = 64
+    """episodes under way at one time"""
+    temperature: float = 1.0
+    """of the sampled distribution, and of the trainer's"""
+    context: int = 128
+    """most tokens of an episode"""
+    max_turns: int = 16
+    """of an episode"""
+    max_tokens: int = 64
+    """of an episode, sampled ones"""
+    max_tokens_per_turn: int = 4
+    """of an answer"""
+    seconds: float = 600.0
+    """of the wall clock, of an episode"""
+    servers: bool = False
+    """whether environments run in worker processes behind a step server; cheap ones run faster in the trainer's own"""
+    max_failed_fraction: float = 0.2
+    """of an update's episodes may fail for reasons of their environment; above it the run stops"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+    """How weights move."""
+
+    actor_lr: float = 1e-6
+    """of the policy (VAPO: 1e-6)"""
+    critic_lr: float = 2e-6
+    """of the critic (VAPO: 2e-6)"""
+    warmup: int = 10
+    """updates over which both rise from 0"""
+    weight_decay: float = 0.1
+    """of AdamW"""
+    clip_norm: float = 1.0
+    """of the whole gradient"""
+    mini_epochs: int = 1
+    """passes over an update's episodes"""
+    mini_batches: int = 1
+    """optimiser steps of a pass"""
+    micro_batches: int = 1
+    """parts whose gradients are added up in an optimiser step, to save memory"""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the forward and backward pass; weights and moments are float32"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitate:
+    """Supervised learning before RL: on episodes of a policy that knows the format and nothing else."""
+
+    policy: Literal["none", "random", "oracle"] = "none"
+    """who plays them"""
+    episodes: int = 512
+    """how many"""
+    steps: int = 0
+    """optimiser steps"""
+    batch: int = 64
+    """episodes of a step"""
+    lr: float = 1e-3
+    """learning rate"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A training run."""
+
+    model: str = "tiny"
+    """a checkpoint as for `jaxllm info`, or tiny: 1.1 M parameters over bytes, from random weights"""
+    updates: int = 100
+    """of the policy"""
+    seed: int = 0
+    """of everything that is drawn"""
+    eval_every: int = 10
+    """updates between evaluations; 0 for none"""
+    eval_episodes: int = 64
+    """of an evaluation, with seeds that training never sees"""
+    checkpoint_every: int = 25
+    """updates between checkpoints; 0 for the last one only"""
+    keep: int = 2
+    """checkpoints that stay"""
+    algo: Algo = dataclasses.field(default_factory=Algo)
+    rollout: Rollout = dataclasses.field(default_factory=Rollout)
+    optim: Optim = dataclasses.field(default_factory=Optim)
+    imitate: Imitate = dataclasses.field(default_factory=Imitate)
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise UserError("this configuration can't be trained:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _problems(config: TrainConfig) -> Any:
+    """Every invalid combination, with the reason."""
+    algo, play, optim = config.algo, config.rollout, config.optim
+    for section in (algo, play, optim, config.imitate):
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{type(section).__name__.lower()}.{field.name} is {value}"
+    if algo.name not in ALGORITHMS or algo.reduction not in REDUCTIONS or algo.kl_estimator not in ESTIMATORS:
+        yield "algo.name, algo.reduction or algo.kl_estimator is unknown"
+    for name, low, high in (("gamma", 0, 1), ("lambda_critic", 0, 1), ("eps_low", 1e-9, 1), ("turn_gamma", 0, 1)):
+        if not low <= getattr(algo, name) <= high:
+            yield f"algo.{name} must be in [{low:.0f}, {high}], found {getattr(algo, name)}"
+    if algo.lambda_policy != "adaptive" and not 0 <= algo.lambda_policy <= 1:
+        yield f"algo.lambda_policy is adaptive, or in [0, 1]; found {algo.lambda_policy}"
+    if algo.alpha <= 0 or algo.eps_high <= 0:
+        yield "algo.alpha and algo.eps_high must be positive"
+    if algo.dual_clip is not None and algo.dual_clip <= 1:
+        yield f"algo.dual_clip must be above 1, found {algo.dual_clip}: at 1 or less it clips every negative advantage"
+    if (algo.reduction == "fixed_denominator") != (algo.denominator is not None):
+        yield "algo.denominator belongs to algo.reduction fixed_denominator, and that needs it"
+    if not algo.critic and play.group_size < 2:
+        yield f"algo.name {algo.name} compares the episodes of a group: rollout.group_size must be at least 2"
+    if algo.dynamic_sampling and algo.critic:
+        yield "algo.dynamic_sampling keeps groups of unequal outcomes; with a critic no group is needed"
+    if algo.positive_nll < 0 or algo.kl < 0 or algo.format_weight < 0:
+        yield "algo.positive_nll, algo.kl and algo.format_weight are weights of 0 or more"
+    if algo.overlong_limit and not 0 < algo.overlong_buffer <= algo.overlong_limit:
+        yield "algo.overlong_buffer must be in (0, overlong_limit]"
+    if algo.format_weight + bool(algo.overlong_limit) >= 1 and (algo.format_weight or algo.overlong_limit):
+        yield "algo.format_weight and the overlong penalty could make a clean failure beat an untidy success: together below 1"
+    if play.temperature <= 0:
+        yield "rollout.temperature must be positive: a greedy sampler explores nothing and has no log-probabilities"
+    if min(play.groups, play.group_size, play.slots, play.max_turns, play.max_tokens, play.max_tokens_per_turn) < 1:
+        yield "the sizes of rollout must be at least 1"
+    episodes = play.groups * play.group_size
+    if min(optim.mini_epochs, optim.mini_batches, optim.micro_batches) < 1:
+        yield "optim.mini_epochs, mini_batches and micro_batches must be at least 1"
+    elif play.groups % optim.mini_batches:
+        yield f"optim.mini_batches {optim.mini_batches} does not divide {play.groups} groups, which stay whole"
+    elif episodes % (optim.mini_batches * optim.micro_batches):
+        yield f"{optim.mini_batches} mini-batches of {optim.micro_batches} micro-batches do not divide {episodes} episodes"
+    if min(optim.actor_lr, optim.critic_lr) < 0 or optim.clip_norm <= 0:
+        yield "learning rates are 0 or more, optim.clip_norm is positive"
+    if config.imitate.steps and config.imitate.policy == "none":
+        yield "imitate.steps needs imitate.policy: random or oracle"
+    if config.model == "tiny" and not config.imitate.steps:
+        yield "a model of random weights never writes an action: let it imitate first (imitate.policy random, imitate.steps)"
+
+
+_TOY = TrainConfig(
+    optim=Optim(actor_lr=3e-4, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
+    imitate=Imitate(policy="random", episodes=1024, steps=100),
+)
+
+PRESETS: dict[str, TrainConfig] = {
+    "toy-hilo": _TOY,
+    "toy-keys": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/keys")),
+    "toy-maze": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/maze", context=256)),
+}
+"""Runs that are known to work, by name."""

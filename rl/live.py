@@ -1,0 +1,184 @@
+"""A run as it goes: one screen in a terminal, one line an update anywhere else."""
+
+import math
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+BARS_ASCII = "_.-~=+*#"  # for a terminal without Unicode
+WIDTH = 56  # of the sparkline, in characters
+ABSENT = "-"
+
+
+class View:
+    """Shows what `rl.trainer.Trainer.run` yields. A context manager; nothing is drawn outside of it."""
+
+    def __init__(self, console: Console, title: str, updates: int, *, optimum: float | None = None):
+        """
+        Args:
+          console: where to; a screen that is drawn anew if it is a terminal, else plain lines.
+          title: of the screen.
+          updates: of the whole run.
+          optimum: the best mean reward that is possible, where that is known.
+        """
+        self.console, self.title, self.updates, self.optimum = console, title, updates, optimum
+        self.rewards: list[float] = []
+        self._figures: dict[str, float] = {}
+        self._evaluation: dict[str, float] = {}
+        self._evaluated = 0
+        self._said = "the first update is under way"
+        self._begin = self._shown = time.monotonic()
+        self._first: int | None = None
+        self._live = Live(console=console, get_renderable=self.screen, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A remark: what was imitated, how far the critic got, where the run goes on."""
+        self._said = text
+        if self._live is None:
+            self.console.print(Text(text), soft_wrap=True)
+
+    def show(self, figures: Mapping[str, float]) -> None:
+        """The figures of an update; ``update`` counts from 0. What is missing is left out."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._begin = int(figures["update"]), self._shown
+        self._shown = now
+        self._figures = dict(figures)
+        evaluation = {name.removeprefix("eval/"): value for name, value in figures.items() if name.startswith("eval/")}
+        if evaluation:
+            self._evaluation, self._evaluated = evaluation, int(figures["update"]) + 1
+        reward = figures.get("reward/outcome")
+        if reward is not None and math.isfinite(reward):
+            self.rewards.append(reward)
+        if self._live is None:
+            self.console.print(Text(line(figures, self.updates)), soft_wrap=True)
+        else:
+            self._live.refresh()
+
+    def screen(self) -> Panel:
+        """What a terminal shows now: at most 16 lines of 78 columns."""
+        figures, number = self._figures, number_of
+        if not figures:
+            return Panel(Text(f"{self._said}\n{_clock(time.monotonic() - self._begin)}"), title=Text(self.title), width=78)
+        rows: list[tuple[str, str, str, str]] = [
+            ("reward", self._reward(), "KL of the update", number(figures.get("ppo/kl_k3"))),
+            ("success", percent(figures.get("success_rate")), "clipped above, below", _clipped(figures)),
+            ("success, evaluated", self._eval(), "explained variance", number(figures.get("critic/explained_variance"))),
+            ("turns", number(figures.get("turns")), "value and reward", number(figures.get("critic/value_reward_corr"))),
+            ("tokens a turn", number(figures.get("policy_tokens_per_turn")), "mismatch, mean", number(_mismatch(figures))),
+            ("entropy", number(figures.get("entropy")), "mismatch, 99 %", number(figures.get("off/abs_dlogp_p99"))),
+            ("unreadable turns", percent(figures.get("parse_errors")), "failed, tried again", _failures(figures)),
+        ]
+        grid = Table.grid(padding=(0, 2))
+        for justify in ("left", "right", "left", "right"):
+            grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for row in rows:
+            grid.add_row(*(Text(cell) for cell in row))
+        bars = BARS if "utf" in (self.console.encoding or "").lower() else BARS_ASCII
+        spark = Text(f"{sparkline(self.rewards, WIDTH, bars)}  reward")
+        parts = [Text(self._progress()), Text(""), spark, Text(""), grid, Text(""), Text("time  " + shares(figures))]
+        return Panel(Group(*parts), title=Text(self.title), width=78)
+
+    def _progress(self) -> str:
+        done, first = int(self._figures["update"]) + 1, self._first or 0
+        each = (self._shown - self._begin) / max(done - first, 1)
+        left = f", about {_clock(each * (self.updates - done))} left" if done < self.updates else ""
+        return f"update {done} of {self.updates}, {_clock(time.monotonic() - self._begin)}{left}"
+
+    def _reward(self) -> str:
+        text = number_of(self._figures.get("reward/outcome"))
+        return text if self.optimum is None else f"{text} of {number_of(self.optimum)}"
+
+    def _eval(self) -> str:
+        if not self._evaluation:
+            return ABSENT
+        return f"{percent(self._evaluation.get('success_rate'))} after {self._evaluated}"
+
+
+def line(figures: Mapping[str, float], updates: int) -> str:
+    """One update in one line; figures that it lacks are left out."""
+    found = [f"update {int(figures['update']) + 1}/{updates}"]
+    for label, name, form in (
+        ("reward", "reward/outcome", number_of),
+        ("success", "success_rate", percent),
+        ("evaluated", "eval/success_rate", percent),
+        ("turns", "turns", number_of),
+        ("tokens/turn", "policy_tokens_per_turn", number_of),
+        ("entropy", "entropy", number_of),
+        ("KL", "ppo/kl_k3", number_of),
+        ("explained", "critic/explained_variance", number_of),
+        ("mismatch", "off/abs_dlogp_mean", number_of),
+        ("failed", "env/failed_frac", percent),
+    ):
+        if name in figures:
+            found.append(f"{label} {form(figures[name])}")
+    seconds = sum(value for name, value in figures.items() if name.startswith("seconds/"))
+    return "  ".join([*found, f"{seconds:.1f} s"])
+
+
+def sparkline(values: list[float], width: int = WIDTH, bars: str = BARS) -> str:
+    """The values from the lowest bar to the highest in at most ``width`` characters; more values are averaged by parts."""
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [i * len(values) // width for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    low, high = min(values), max(values)
+    steps = len(bars) - 1
+    return "".join(bars[round((value - low) / (high - low) * steps) if high > low else 0] for value in values)
+
+
+def shares(figures: Mapping[str, float]) -> str:
+    """How an update's seconds were spent, in the order of the figures, and their sum."""
+    parts = {name.removeprefix("seconds/"): value for name, value in figures.items() if name.startswith("seconds/")}
+    total = sum(parts.values())
+    if not total > 0:
+        return ABSENT
+    return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items()) + f" of {total:.1f} s"
+
+
+def number_of(value: float | None) -> str:
+    """Three digits; a dash for what is missing or not a number."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent."""
+    return ABSENT if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def _clipped(figures: Mapping[str, float]) -> str:
+    return f"{percent(figures.get('ppo/clip_high_frac'))}, {percent(figures.get('ppo/clip_low_frac'))}"
+
+
+def _mismatch(figures: Mapping[str, float]) -> Any:
+    return figures.get("off/abs_dlogp_mean")
+
+
+def _failures(figures: Mapping[str, float]) -> str:
+    return f"{percent(figures.get('env/failed_frac'))}, {figures.get('env/retries', 0):.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,177 @@
+"""The curves of runs as one picture."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from envs import toys
+from jaxllm.config import read_json
+from jaxllm.errors import UserError
+from rl import metrics
+from rl.saved import FILE
+
+# Of Okabe and Ito, which colour-blind readers can tell apart; every run has a dash of its own as well.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
+GREY = "#666666"
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----")
+SMOOTHED = 40  # updates from which a moving mean is drawn over the curve
+MAX_RUNS = len(COLORS) * len(DASHES)
+
+PANELS = (
+    ("Reward", "reward/outcome", "mean outcome of an episode"),
+    ("Success", "success_rate", "share of episodes"),
+    ("Explained variance", "critic/explained_variance", "of the returns, by the critic"),
+    ("Turns", "turns", "of an episode"),
+    ("Tokens", "policy_tokens_per_turn", "of a turn, sampled"),
+    ("Entropy", "entropy", "nats a token"),
+    ("KL of an update", "ppo/kl_k3", "nats a token (k3)"),
+    ("Sampler and trainer apart", "off/abs_dlogp_mean", "mean |Δ log p|, nats"),
+)
+
+
+def curves(folders: Sequence[Path]) -> bytes:
+    """A PNG of reward, success, critic, lengths, entropy, KL, mismatch and time; runs are drawn over each other.
+
+    The reward and success of a toy have its optimum as a line. Thin lines are single updates, thick ones a moving mean; the rings
+    in the panel of success are evaluations.
+
+    Args:
+      folders: of runs.
+
+    Raises:
+      UserError: no or too many folders, one without a run, or a run without a finished update.
+    """
+    if not 1 <= len(folders) <= MAX_RUNS:
+        raise UserError(f"between 1 and {MAX_RUNS} runs can be drawn, found {len(folders)}")
+    runs = [_read(folder) for folder in folders]
+    names = _names(folders)
+    figure = Figure(figsize=(13, 9.6), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(3, 3)
+    best = {round(score, 9) for folder in folders if (score := optimum(folder)) is not None}
+    for axis, (title, name, unit) in zip(axes.flat, PANELS, strict=False):
+        there = [_line(axis, rows, name, *style, label) for rows, style, label in zip(runs, _styles(), names, strict=False)]
+        axis.set(title=title, xlabel="update", ylabel=unit)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not any(there):
+            axis.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axis.transAxes, color=GREY)
+    for axis in axes.flat[:2]:
+        for score in sorted(best):
+            axis.axhline(score, color="black", linewidth=1, linestyle=(0, (1, 2)), label=f"optimum {score:.3g}")
+    for rows, (color, _), label in zip(runs, _styles(), names, strict=False):
+        _evaluations(axes.flat[1], rows, color, f"{label}, evaluated")
+    axes.flat[1].yaxis.set_major_formatter(PercentFormatter(1))
+    axes.flat[1].set_ylim(-0.03, 1.03)
+    _seconds(axes.flat[8], runs, names)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
+    for axis in axes.flat[:8]:
+        axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+    handles, labels = axes.flat[1].get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))
+    if len(shown) <= 12:
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    else:
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def optimum(folder: Path) -> float | None:
+    """The best expected return of the run's environment where it is a toy; None for others, and where no configuration is."""
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    saved = read_json(file)
+    rollout = saved.get("rollout") if isinstance(saved, dict) else None
+    return optimum_of(rollout.get("env")) if isinstance(rollout, dict) else None
+
+
+def optimum_of(env: Any) -> float | None:
+    """The best expected return of an episode of the environment of this name, where that is known by computation."""
+    family, _, name = env.partition("/") if isinstance(env, str) else ("", "", "")
+    return toys.optimum(name) if family == "toy" and name in toys.names() else None
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    rows = list(metrics.read(folder))
+    if not rows:
+        raise UserError(f"{folder}: no update of this run is finished yet: there is nothing to draw")
+    return rows
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as it takes to tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{i}: {folder.name}" for i, folder in enumerate(folders, 1)]
+
+
+def _styles() -> list[tuple[str, str]]:
+    return [(COLORS[i % len(COLORS)], DASHES[i // len(COLORS) if i >= len(COLORS) else i % len(DASHES)]) for i in range(MAX_RUNS)]
+
+
+def column(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Finished updates [N] and a figure's values [N], where it was recorded as a number."""
+    found = [(row["update"] + 1, row[name]) for row in rows if type(row.get(name)) in (int, float)]
+    at, values = zip(*found, strict=True) if found else ((), ())
+    return np.array(at, int), np.array(values, float)
+
+
+def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """The mean of each value [N] and of those before it, ``width`` in all where there are so many."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def _line(axis: Any, rows: list[dict[str, Any]], name: str, color: str, dash: str, label: str) -> bool:
+    at, values = column(rows, name)
+    if not len(at):
+        return False
+    mark = "o" if len(at) == 1 else None
+    if len(at) < SMOOTHED:
+        axis.plot(at, values, dash, color=color, linewidth=1.6, marker=mark, label=label)
+        return True
+    axis.plot(at, values, "-", color=color, linewidth=0.7, alpha=0.35)
+    axis.plot(at, moving_mean(values, math.ceil(len(at) / 20)), dash, color=color, linewidth=2, label=label)
+    return True
+
+
+def _evaluations(axis: Any, rows: list[dict[str, Any]], color: str, label: str) -> None:
+    at, values = column(rows, "eval/success_rate")
+    if len(at):
+        axis.plot(at, values, "o", color=color, markersize=5, markerfacecolor="white", label=label, zorder=3)
+
+
+def _seconds(axis: Any, runs: list[list[dict[str, Any]]], names: list[str]) -> None:
+    """How the mean update's seconds were spent, a bar for each run."""
+    kinds = list(dict.fromkeys(name for rows in runs for row in rows for name in row if name.startswith("seconds/")))
+    left = np.zeros(len(runs))
+    for i, kind in enumerate(kinds):
+        width = np.array([column(rows, kind)[1].sum() / len(rows) for rows in runs])
+        label, color, hatch = kind.removeprefix("seconds/"), COLORS[i % len(COLORS)], HATCHES[i % len(HATCHES)]
+        axis.barh(np.arange(len(runs)), width, left=left, color=color, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+        left += width
+    axis.set_yticks(np.arange(len(runs)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set(title="Time of an update", xlabel="seconds, mean")
+    if kinds:
+        axis.legend(frameon=False, fontsize=8, ncols=len(kinds), loc="lower center", bbox_to_anchor=(0.5, -0.42))
+    else:
+        axis.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axis.transAxes, color=GREY)

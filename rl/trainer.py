@@ -1,0 +1,338 @@
+"""One training run, from the first weights to the last: imitate, pretrain the critic, then play, score, step, publish.
+
+This file is the whole iteration (specified in UI-TARS-2, arXiv 2509.02544, and the works that it builds on). It is synchronous:
+what is trained was sampled by the weights that are trained. `Trainer.play` is where an asynchronous sampler plugs in; versions
+of tokens, importance weights and the count of accepted episodes are kept for it already.
+"""
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+import envs
+from envs.digest import session_seed
+from envs.local import LocalVector
+from envs.policies import random_policy
+from jaxllm import params as trees
+from jaxllm import sharding
+from jaxllm.config import Config
+from jaxllm.errors import UserError
+from jaxllm.hub import resolve
+from jaxllm.load import load_params, open_checkpoint
+from rl import critic, groups, losses, metrics, tokens, update
+from rl.bytes import byte_tokenizer
+from rl.codec import ChatCodec, Codec, PlainCodec
+from rl.config import TINY, TrainConfig
+from rl.engine import Engine
+from rl.rollout import Budget, Episode, rollout, scripted
+from rl.state import Checkpoints, Counters, save_config
+from rl.types import Batch, Trajectory
+from rl.update import Setting, Targets, TrainState
+
+log = logging.getLogger(__name__)
+
+EVAL, IMITATE, WARM = "eval", "imitate", "warm"  # kinds of seeds, apart from those of training
+PATIENCE, RISE = 20, 0.01  # value pretraining ends when held-out explained variance rose by less over so many updates
+MAX_SKIPPED = 3  # optimiser steps in a row that are not finite, after which the run stops
+
+
+class Trainer:
+    """A run in a folder. `run` yields the figures of each update as it ends; it goes on where a killed run stopped."""
+
+    def __init__(self, config: TrainConfig, folder: Path, *, mesh: Mesh | None = None):
+        """
+        Raises:
+          UserError: a folder that holds another run, an environment or a model that can't be made.
+        """
+        self.config, self.folder, self.mesh = config, folder, mesh
+        save_config(folder, dataclasses.asdict(config))
+        self.cfg, weights, self.codec = _model(config, mesh)
+        play = config.rollout
+        self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh)
+        self.state = _fresh(config, self.cfg, weights)
+        self.counters = Counters()
+        self.budget = Budget(play.max_turns, play.max_tokens, play.max_tokens_per_turn, play.seconds)
+        slots = min(play.slots, play.groups * play.group_size)
+        if play.servers:
+            self.environments: Any = envs.make_vec(play.env, slots, seed=config.seed)
+        else:
+            self.environments = LocalVector(functools.partial(envs.make, play.env), slots, seed=config.seed)
+        self.engine = Engine(
+            self._published(), self.cfg, slots=slots, context=play.context, temperature=play.temperature, seed=config.seed
+        )
+        self.checkpoints = Checkpoints(folder, config.keep)
+        self._skipped = 0
+
+    def run(self, report: Callable[[str], None] = log.info) -> Iterator[dict[str, float]]:
+        """Trains to the end, and yields what is also written to the run's files."""
+        if self.checkpoints.latest is not None:
+            self.state, self.counters = self.checkpoints.restore(self.state)
+            report(f"goes on after update {self.counters.update}")
+            self._publish()
+        else:
+            self._imitate(report)
+        writer = metrics.Writer(self.folder, resume_at=self.counters.update)
+        try:
+            if self.config.algo.critic and not self.counters.warm:
+                self._pretrain_critic(report)
+            while self.counters.update < self.config.updates:
+                figures = self.iterate()
+                writer.write(self.counters.update - 1, figures)
+                yield {"update": self.counters.update - 1, **figures}
+                every = self.config.checkpoint_every
+                if self.counters.update == self.config.updates or (every and self.counters.update % every == 0):
+                    self.checkpoints.save(self.state, self.counters)
+        finally:
+            writer.close()
+            self.checkpoints.close()
+            self.environments.close()
+
+    def iterate(self) -> dict[str, float]:
+        """One update: play, score, aim, step, publish."""
+        clock = _Clock()
+        trajectories, group_of = self._collect()
+        clock.lap("play")
+        batch, anchors = self._batch(trajectories, group_of)
+        scores = update.score(self.setting, self.state, jnp.asarray(batch.tokens))
+        aims, figures = update.targets(self.setting, batch, scores, anchors)
+        clock.lap("score")
+        steps: list[dict[str, Any]] = []
+        for rows in self._mini_batches(batch):
+            steps += self._step(batch, aims, rows)
+        figures |= {name: float(np.mean([step[name] for step in steps if name in step])) for step in steps for name in step}
+        self._watch(steps)
+        clock.lap("step")
+        self.counters = dataclasses.replace(
+            self.counters, update=self.counters.update + 1, accepted=self.counters.accepted + len(trajectories)
+        )
+        self._publish()
+        every = self.config.eval_every
+        if every and (self.counters.update % every == 0 or self.counters.update == self.config.updates):
+            figures |= {f"eval/{name}": value for name, value in self.evaluate().items()}
+            clock.lap("eval")
+        return {**self._figures, **figures, **clock.shares()}
+
+    def evaluate(self) -> dict[str, float]:
+        """Success and outcome on tasks that training never sees; changes no counter, weight or seed of training."""
+        count = self.config.eval_episodes
+        episodes = [Episode(-1 - i, self._seed(EVAL, i)) for i in range(count)]
+        found = metrics.of_episodes([one for _, one in self._play(episodes)])
+        return {name: found[name] for name in ("reward/outcome", "success_rate", "turns") if name in found}
+
+    # Playing.
+
+    def _play(self, episodes: list[Episode]) -> list[tuple[Episode, Trajectory]]:
+        """All of these episodes, in the order of their numbers, whatever the order in which they end."""
+        states = self.config.algo.name == "gigpo"
+        found = rollout(self.engine, self.environments, episodes, self.codec, self.budget, states=states)
+        return sorted(found, key=lambda pair: pair[0].number)
+
+    def _new_groups(self, count: int, kind: str = "train") -> list[Episode]:
+        size = self.config.rollout.group_size
+        episodes: list[Episode] = []
+        for group in range(self.counters.groups, self.counters.groups + count):
+            seed = self._seed(kind, group)
+            numbers = range(self.counters.episodes + len(episodes), self.counters.episodes + len(episodes) + size)
+            episodes += [Episode(number, seed, group) for number in numbers]
+        self.counters = dataclasses.replace(
+            self.counters, groups=self.counters.groups + count, episodes=self.counters.episodes + len(episodes)
+        )
+        return episodes
+
+    def _collect(self) -> tuple[list[Trajectory], list[int]]:
+        """The trajectories of an update and their groups, numbered from 0."""
+        play, algo = self.config.rollout, self.config.algo
+        kept: list[tuple[Episode, Trajectory]] = []
+        seen: list[Trajectory] = []
+        for _ in range(algo.max_resample_rounds if algo.dynamic_sampling else 1):
+            have = len({episode.group for episode, _ in kept})
+            fresh = self._play(self._new_groups(play.groups - have))
+            seen += [one for _, one in fresh]
+            alive = [pair for pair in fresh if not pair[1].stop.failed]
+            if algo.dynamic_sampling:
+                outcomes: dict[int, list[float]] = {}
+                for episode, one in alive:
+                    outcomes.setdefault(episode.group, []).append(one.outcome)
+                uneven = {group for group, scores in outcomes.items() if max(scores) - min(scores) > groups.EQUAL}
+                alive = [pair for pair in alive if pair[0].group in uneven]
+            kept += alive
+            if len({episode.group for episode, _ in kept}) >= play.groups:
+                break
+        self._figures = metrics.of_episodes(seen)
+        if self._figures["env/failed_frac"] > play.max_failed_fraction:
+            reasons = {one.info.get("message", one.stop.value) for one in seen if one.stop.failed}
+            raise UserError(f"{self._figures['env/failed_frac']:.0%} of the episodes failed: {'; '.join(sorted(reasons)[:3])}")
+        if not kept:
+            raise UserError("no group of this update had unequal outcomes: the tasks are all solved, or all too hard")
+        numbers = {group: i for i, group in enumerate(dict.fromkeys(episode.group for episode, _ in kept))}
+        return [one for _, one in kept], [numbers[episode.group] for episode, _ in kept]
+
+    def _batch(self, trajectories: list[Trajectory], group_of: list[int]) -> tuple[Batch, np.ndarray | None]:
+        play, optim = self.config.rollout, self.config.optim
+        segments = sum(1 + sum(turn.rewritten for turn in one.turns[1:]) for one in trajectories)
+        rows = max(play.groups * play.group_size, segments)
+        batch = tokens.make_batch(trajectories, group_of, multiple=optim.mini_batches * optim.micro_batches, num_rows=rows)
+        if self.config.algo.name != "gigpo":
+            return batch, None
+        width = max(len(one.turns) for one in trajectories)
+        keys = [[turn.state for turn in one.turns] for one in trajectories]
+        return batch, groups.anchor_ids(keys, group_of, tokens.bucket(width))
+
+    # Stepping.
+
+    def _mini_batches(self, batch: Batch) -> Iterator[np.ndarray]:
+        """Rows of each optimiser step: whole groups, in an order that the seed and the update give; -1 for inert rows."""
+        optim = self.config.optim
+        groups_there = np.unique(batch.group_id[batch.group_id >= 0])
+        for epoch in range(optim.mini_epochs):
+            rng = np.random.default_rng([self.config.seed, self.counters.update, epoch])
+            parts = np.array_split(rng.permutation(groups_there), optim.mini_batches)
+            size = max(batch.tokens.shape[0] // optim.mini_batches, *(np.isin(batch.group_id, part).sum() for part in parts))
+            size = -(-int(size) // optim.micro_batches) * optim.micro_batches
+            for part in parts:
+                rows = np.flatnonzero(np.isin(batch.group_id, part))
+                yield np.concatenate([rows, np.full(size - len(rows), -1)]).astype(int)
+
+    def _step(self, batch: Batch, aims: Targets, rows: np.ndarray, *, critic_only: bool = False) -> list[dict[str, Any]]:
+        """A step of the critic and one of the policy on some rows."""
+        real = rows >= 0
+        picked = jax.tree.map(lambda leaf: leaf[np.maximum(rows, 0)], aims)
+        picked = dataclasses.replace(picked, mask=picked.mask & real[:, None], solved=picked.solved & real)
+        ids = jnp.asarray(batch.tokens[np.maximum(rows, 0)])
+        found: dict[str, Any] = {}
+        state = self.state
+        if state.critic is not None:
+            shared = None if "trunk" in state.critic else state.policy
+            step = update.critic_step(self.setting, state.critic, state.critic_opt, ids, picked, shared)
+            state = dataclasses.replace(state, critic=step.params, critic_opt=step.opt)
+            found |= step.metrics
+        if not critic_only:
+            _, order = np.unique(np.where(real, batch.traj_id[np.maximum(rows, 0)], -1), return_inverse=True)
+            step = update.policy_step(self.setting, state.policy, state.policy_opt, ids, jnp.asarray(order), picked)
+            state = dataclasses.replace(state, policy=step.params, policy_opt=step.opt)
+            found |= step.metrics
+        self.state = state
+        return [{name: float(value) for name, value in found.items()}]
+
+    def _watch(self, steps: list[dict[str, Any]]) -> None:
+        for step in steps:
+            self._skipped = self._skipped + 1 if step.get("skipped") else 0
+            if self._skipped >= MAX_SKIPPED:
+                raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
+
+    def _published(self) -> trees.Params:
+        return _unstacked(self.state.policy, self.config.optim.compute_dtype)
+
+    def _publish(self) -> None:
+        self.counters = dataclasses.replace(self.counters, version=self.counters.version + 1)
+        self.engine.publish(self._published(), max(self.counters.version, self.engine.version + 1))
+
+    def _seed(self, kind: str, number: int) -> int:
+        return session_seed(self.config.seed, f"{kind} {self.config.rollout.env}", number)
+
+    # Before the first update.
+
+    def _imitate(self, report: Callable[[str], None]) -> None:
+        """Supervised learning on scripted episodes: the format, and what such a policy does."""
+        how = self.config.imitate
+        if not how.steps:
+            return
+        env = envs.make(self.config.rollout.env)
+        played = []
+        for i in range(how.episodes):
+            seed = self._seed(IMITATE, i)
+            policy = random_policy(env.spec, seed) if how.policy == "random" else envs.oracle(self.config.rollout.env, seed)
+            if policy is None:
+                raise UserError(f"{self.config.rollout.env} has no oracle to imitate")
+            played.append(scripted(env, policy, self.codec, Episode(i, seed)))
+        env.close()
+        batch = tokens.make_batch(played, [0] * len(played))
+        optim = dataclasses.replace(self.config.optim, actor_lr=how.lr, warmup=10, micro_batches=1)
+        setting = dataclasses.replace(self.setting, optim=optim)
+        opt = update.optimiser(how.lr, optim).init(self.state.policy)
+        weights, rng, loss = self.state.policy, np.random.default_rng(self.config.seed), float("nan")
+        for _ in range(how.steps):
+            rows = rng.choice(len(played), how.batch)
+            ids, mask = jnp.asarray(batch.tokens[rows]), jnp.asarray(batch.mask[rows])
+            weights, opt, found = update.imitation_step(setting, weights, opt, ids, mask)
+            loss = found["sft/loss"]
+        report(f"imitated {how.policy} play for {how.steps} steps: loss {float(loss):.3f} nats a token")
+        self.state = _fresh(self.config, self.cfg, weights)
+        self._publish()
+
+    def _pretrain_critic(self, report: Callable[[str], None]) -> None:
+        """The critic alone, on returns of the frozen policy, until its held-out explained variance has flattened (VC-PPO)."""
+        smoothed, history = 0.0, []
+        for i in range(self.config.algo.value_pretrain):
+            trajectories = [
+                one for _, one in self._play(self._new_groups(self.config.rollout.groups, WARM)) if not one.stop.failed
+            ]
+            batch, _ = self._batch(trajectories, [0] * len(trajectories))
+            alone: Any = np.where(np.asarray(batch.traj_id) < 0, -1, np.arange(len(batch.traj_id)))
+            batch = dataclasses.replace(batch, group_id=alone)
+            scores = update.score(self.setting, self.state, jnp.asarray(batch.tokens))
+            aims, _ = update.targets(self.setting, batch, scores)
+            # These episodes are new to the critic: what it explains of them, it explains of held-out ones.
+            found, _ = losses.explained_variance(aims.values, aims.returns, aims.mask)
+            smoothed = 0.9 * smoothed + 0.1 * float(found)
+            history.append(smoothed)
+            for rows in self._mini_batches(batch):
+                self._step(batch, aims, rows, critic_only=True)
+            if i >= PATIENCE and history[-1] - history[-1 - PATIENCE] < RISE:
+                break
+        report(f"pretrained the critic for {len(history)} updates: it explains {smoothed:.2f} of the returns' variance")
+        opt = update.optimiser(self.config.optim.critic_lr, self.config.optim).init(self.state.critic)
+        self.state = dataclasses.replace(self.state, critic_opt=opt)
+        self.counters = dataclasses.replace(self.counters, warm=True)
+
+
+class _Clock:
+    """Shares of wall time."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[f"seconds/{name}"] = now - self._at
+        self._at = now
+
+    def shares(self) -> dict[str, float]:
+        return self._laps
+
+
+@functools.partial(jax.jit, static_argnames=("dtype",))
+def _unstacked(policy: trees.Params, dtype: str) -> trees.Params:
+    return trees.unstack(jax.tree.map(lambda leaf: leaf.astype(dtype), policy))
+
+
+def _model(config: TrainConfig, mesh: Mesh | None) -> tuple[Config, trees.Params, Codec]:
+    """The model's shape, its stacked float32 parameters, and how conversations with it are written."""
+    if config.model == "tiny":
+        places = sharding.shardings(TINY, mesh, stacked=True)
+        weights = jax.device_put(trees.init(jax.random.key(config.seed), TINY, stacked=True), places)
+        return TINY, weights, PlainCodec(byte_tokenizer())
+    checkpoint = open_checkpoint(resolve(config.model))
+    weights = load_params(checkpoint, dtype=jnp.float32, mesh=mesh, stacked=True)
+    return checkpoint.config, weights, ChatCodec(checkpoint.tokenizer(), stop_ids=checkpoint.stop_ids)
+
+
+def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params) -> TrainState:
+    judge = critic.init(cfg, trunk=jax.tree.map(jnp.copy, weights)) if config.algo.critic else None
+    return TrainState(
+        policy=weights,
+        critic=judge,
+        policy_opt=update.optimiser(config.optim.actor_lr, config.optim).init(weights),
+        critic_opt=update.optimiser(config.optim.critic_lr, config.optim).init(judge) if judge else (),
+        reference=jax.tree.map(jnp.copy, weights) if config.algo.kl else None,
+    )

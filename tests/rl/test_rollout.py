@@ -1,0 +1,224 @@
+"""The agent's loop: token in, token out, every reason to stop, failures that are no rewards. The sampler is scripted."""
+
+import functools
+from collections import deque
+
+import numpy as np
+import pytest
+
+import envs
+from envs.api import Action, ActionSpec, Argument, EnvSpec, Obs, StepResult
+from envs.base import BaseEnv
+from envs.local import LocalVector
+from envs.vector import Batch
+from jaxllm.errors import UserError
+from rl import tokens
+from rl.bytes import END, VOCAB_SIZE, byte_tokenizer
+from rl.codec import ChatCodec, PlainCodec
+from rl.engine import Completion
+from rl.rollout import Budget, Episode, rollout, scripted
+from rl.types import Stop
+
+TOKENIZER = byte_tokenizer()
+CODEC = PlainCodec(TOKENIZER)
+NEWLINE = ord("\n")
+
+
+class Counter(BaseEnv):
+    """Says how many steps were taken; "9" ends it and pays 1, other digits pay a tenth."""
+
+    def __init__(self, max_steps=50, crash_at=None):
+        action = ActionSpec("say", (Argument("n", "int", low=0, high=9),))
+        super().__init__(EnvSpec("test/counter", "counts", (action,), max_steps=max_steps))
+        self.crash_at = crash_at
+
+    def _reset(self, task, seed):
+        self.count, self.seed = 0, seed
+        return Obs(text=f"start {seed}")
+
+    def _act(self, action):
+        self.count += 1
+        if self.count == self.crash_at:
+            raise RuntimeError("the disk is on fire")
+        n = action.arguments["n"]
+        return StepResult(Obs(text=f"step {self.count}"), 1.0 if n == 9 else n / 10, n == 9, False, {})
+
+    def _state(self):
+        return {"count": self.count}
+
+
+class Script:
+    """A sampler that answers each session from a list, and remembers what it was fed."""
+
+    def __init__(self, answers, context=1000):
+        self.answers, self.context, self.free = answers, context, 8
+        self.streams, self.given, self.queue = {}, {}, deque()
+
+    busy = property(lambda self: len(self.queue))
+
+    def room(self, key):
+        return self.context - len(self.streams.get(key, []))
+
+    def submit(self, key, ids, *, max_tokens, stop_ids):
+        self.streams.setdefault(key, []).extend(ids)
+        turn = self.given[key] = self.given.get(key, -1) + 1
+        answer = self.answers(key, turn)[:max_tokens]
+        self.queue.append(Completion(key, tuple(answer), (-0.5,) * len(answer), (4,) * len(answer), answer[-1:] == [NEWLINE]))
+        self.streams[key].extend(answer)
+
+    def advance(self):
+        return [self.queue.popleft()]
+
+    def release(self, key):
+        self.ended = self.streams[key]
+
+
+def line(text):
+    """The ids of a line."""
+    return TOKENIZER.encode(text + "\n", bos=False)
+
+
+def play(answers, budget=None, env=Counter, episodes=1, **options):
+    """Trajectories of scripted answers, in the order of their numbers, and the sampler."""
+    sampler = Script(answers if callable(answers) else lambda key, turn: line(answers[turn]), options.pop("context", 1000))
+    vector = LocalVector(env, 2)
+    found = rollout(
+        sampler, vector, [Episode(i, 100 + i, i // 2) for i in range(episodes)], CODEC, budget or Budget(), **options
+    )
+    return [one for _, one in sorted(found, key=lambda pair: pair[0].number)], sampler
+
+
+def test_the_sampler_sees_what_is_stored():
+    (one,), sampler = play(["3", "x", "9"])
+    (row,) = tokens.rows(one)
+    assert row.tokens == sampler.streams[0, 0]
+    assert TOKENIZER.decode(row.tokens) == "start 100\n3\nstep 1\nx\n? step 1\n9\n"
+    assert (one.stop, one.success, one.outcome) == (Stop.TERMINATED, True, pytest.approx(1.3))
+    assert [turn.reward for turn in one.turns] == [0.3, 0, 1.0]
+    assert [turn.error for turn in one.turns] == [None, "bad_argument", None]
+    assert {version for turn in one.turns for version in turn.version} == {4}
+
+
+def test_a_cut_answer_is_closed_by_the_harness():
+    budget = Budget(max_tokens_per_turn=1)
+    (one,), _ = play(lambda key, turn: line("3") if turn == 0 else line("9"), budget)
+    assert one.turns[0].ids == (ord("3"),)
+    assert not one.turns[0].stopped
+    assert one.turns[1].context[0] == NEWLINE  # added, so not trained
+    batch = tokens.make_batch([one], [0])
+    assert batch.mask.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "budget", "options", "stop"),
+    [
+        (["3"] * 99, Budget(max_turns=3), {}, Stop.MAX_TURNS),
+        (["3"] * 99, Budget(max_tokens=5), {}, Stop.MAX_TOKENS),
+        (["3"] * 99, Budget(max_tokens_per_turn=2), {"context": 40}, Stop.CONTEXT_OVERFLOW),
+        (["x"] * 99, Budget(), {}, Stop.PARSE_ERROR),
+        (["3"] * 99, Budget(), {"env": lambda: Counter(max_steps=4)}, Stop.MAX_TURNS),
+        (["9"], Budget(), {}, Stop.TERMINATED),
+    ],
+)
+def test_every_reason_to_stop(answers, budget, options, stop):
+    (one,), sampler = play(answers, budget, **options)
+    assert one.stop is stop
+    assert one.stop.truncated == (stop is not Stop.TERMINATED)
+    assert len(sampler.streams[0, 0]) <= sampler.context
+    tokens.make_batch([one], [0])
+
+
+def test_budgets_are_exact():
+    (one,), _ = play(["3"] * 99, Budget(max_tokens=5))
+    assert one.policy_tokens == 5
+    (one,), _ = play(["3"] * 99, Budget(max_turns=3))
+    assert len(one.turns) == 3
+
+
+def test_time_runs_out_for_one_episode_alone():
+    now = iter(np.arange(0, 1000, 1.0))
+    (one,), _ = play(["3"] * 999, Budget(seconds=10.0, max_tokens=9999), clock=lambda: float(next(now)))
+    assert one.stop is Stop.TIMEOUT
+
+
+def test_a_crash_is_tried_again_and_is_no_reward():
+    crashes = iter([2, None, None])  # the first environment, which is taken first, crashes at its second step
+    (one,), sampler = play(["3", "9"], env=lambda: Counter(crash_at=next(crashes)))
+    assert sorted(sampler.streams) == [(0, 0), (0, 1)]
+    assert (one.success, one.attempt) == (True, 1)
+    assert one.outcome == pytest.approx(1.3)
+    assert [turn.ids for turn in one.turns] == [tuple(line("3")), tuple(line("9"))]
+
+
+def test_a_failure_for_good_says_nothing():
+    (one,), sampler = play(["3"] * 9, Budget(retries=2), env=lambda: Counter(crash_at=1))
+    assert one.stop is Stop.ENV_ERROR
+    assert one.attempt == 2
+    assert sorted(sampler.streams) == [(0, 0), (0, 1), (0, 2)]  # each attempt began with an empty stream
+    assert "the disk is on fire" in one.info["message"]
+    with pytest.raises(ValueError, match="failed episode"):
+        tokens.make_batch([one], [0])
+
+
+def test_many_episodes_share_few_environments():
+    found, _ = play(lambda key, turn: line("9" if turn == key[0] % 3 else "1"), episodes=7)
+    assert [len(one.turns) for one in found] == [1, 2, 3, 1, 2, 3, 1]
+    assert [one.seed for one in found] == list(range(100, 107))
+
+
+def test_states_are_anchors():
+    (one,), _ = play(["0", "x", "9"], states=True)
+    first, second, third = (turn.state for turn in one.turns)
+    assert first != second == third  # a refused answer changes nothing; the count of steps is no part of the state
+
+
+def test_scripted_play_is_what_the_codec_reads():
+    env = envs.make("toy/hilo")
+    one = scripted(env, envs.oracle("toy/hilo"), CODEC, Episode(0, 5))
+    assert one.success
+    assert one.turns[0].context == tuple(line("0-9, 4 guesses"))
+    assert [CODEC.read(turn.ids, env.spec).name for turn in one.turns] == ["guess"] * len(one.turns)
+
+
+@pytest.mark.parametrize("ids", [[], [NEWLINE], line("12x"), line("-"), line("9" * 30), [VOCAB_SIZE - 1], [200, 201], [END]])
+def test_reading_never_raises(ids):
+    assert CODEC.read(ids, envs.make("toy/hilo").spec).error == "bad_argument"
+
+
+def test_plain_lines_need_one_argument():
+    with pytest.raises(UserError, match="more than one"):
+        CODEC.read(line("1"), envs.describe("games/sokoban"))
+    assert CODEC.read(line("n"), envs.make("toy/maze").spec) == Action("go", {"direction": "n"})
+
+
+def test_a_chat_is_only_ever_extended(smollm2_tokenizer):
+    spec = envs.describe("games/sokoban")
+    codec = ChatCodec(smollm2_tokenizer)
+    prompt = codec.begin(Obs(text="#@$.#"), spec)
+    answer = codec.write(Action("move", {"direction": "up"}), spec)
+    assert codec.read(answer, spec) == Action("move", {"direction": "up"})
+    more = codec.observe(StepResult(Obs(text="done"), 0.0, False, False, {}), stopped=True)
+    text = smollm2_tokenizer.decode([*prompt, *answer, *more])
+    assert text.startswith(smollm2_tokenizer.decode(prompt))
+    assert text.endswith("<|im_start|>user\ndone<|im_end|>\n<|im_start|>assistant\n")
+    assert "move(direction)" in text
+    wrong = codec.observe(
+        StepResult(Obs(text="x"), 0.0, False, False, {"error": "no_action", "message": "say one"}), stopped=False
+    )
+    assert "Error: no_action. say one" in smollm2_tokenizer.decode(wrong)
+    assert smollm2_tokenizer.decode(wrong).startswith("<|im_end|>")
+    assert codec.read(smollm2_tokenizer.encode("I do not know", bos=False), spec).error == "no_action"
+
+
+def test_batches_of_the_local_vector():
+    vector = LocalVector(functools.partial(envs.make, "toy/hilo"), 3, seed=1)
+    vector.send_reset([0, 1, 2])
+    batch = vector.recv()
+    assert isinstance(batch, Batch)
+    assert batch.ids.tolist() == [0, 1, 2]
+    vector.send([Action("guess", {"n": 0})], [1])
+    assert vector.recv().ids.tolist() == [1]
+    with pytest.raises(UserError, match="nothing is on its way"):
+        vector.recv()
+    assert vector.state([1])[0]["tried"] == 1
+    vector.close()
