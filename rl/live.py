@@ -1,5 +1,6 @@
 """A run as it goes: one screen in a terminal, one line an update anywhere else."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -139,7 +140,7 @@ def sparkline(values: list[float], width: int = WIDTH, bars: str = BARS) -> str:
         return ""
     if len(values) > width:
         edges = [i * len(values) // width for i in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(values), max(values)
     steps = len(bars) - 1
     return "".join(bars[round((value - low) / (high - low) * steps) if high > low else 0] for value in values)

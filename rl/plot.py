@@ -40,8 +40,8 @@ PANELS = (
 def curves(folders: Sequence[Path]) -> bytes:
     """A PNG of reward, success, critic, lengths, entropy, KL, mismatch and time; runs are drawn over each other.
 
-    The reward and success of a toy have its optimum as a line. Thin lines are single updates, thick ones a moving mean; the rings
-    in the panel of success are evaluations.
+    The reward and success of a toy have its optimum as a line. Thin lines are single updates, thick ones a moving mean; rings
+    beside the success are evaluations.
 
     Args:
       folders: of runs.
@@ -70,19 +70,18 @@ def curves(folders: Sequence[Path]) -> bytes:
         _evaluations(axes.flat[1], rows, color, f"{label}, evaluated")
     axes.flat[1].yaxis.set_major_formatter(PercentFormatter(1))
     axes.flat[1].set_ylim(-0.03, 1.03)
+    if any((column(rows, PANELS[7][1])[1] > 0).any() for rows in runs):
+        axes.flat[7].set_yscale("log")  # from rounding to a sampler that has fallen behind
     _seconds(axes.flat[8], runs, names)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_axisbelow(True)
     for axis in axes.flat[:8]:
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-    handles, labels = axes.flat[1].get_legend_handles_labels()
-    shown = dict(zip(labels, handles, strict=True))
-    if len(shown) <= 12:
-        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    else:
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    shown = {}
+    for axis in axes.flat[: 2 if len(runs) <= 4 else 1]:
+        shown |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -122,7 +121,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _styles() -> list[tuple[str, str]]:
-    return [(COLORS[i % len(COLORS)], DASHES[i // len(COLORS) if i >= len(COLORS) else i % len(DASHES)]) for i in range(MAX_RUNS)]
+    """A pair of colour and dash for each run; neighbours differ in both, and no pair comes twice."""
+    return [(COLORS[i % len(COLORS)], DASHES[(i + i // len(COLORS)) % len(DASHES)]) for i in range(MAX_RUNS)]
 
 
 def column(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -169,7 +169,7 @@ def _seconds(axis: Any, runs: list[list[dict[str, Any]]], names: list[str]) -> N
         axis.barh(np.arange(len(runs)), width, left=left, color=color, hatch=hatch, edgecolor="white", linewidth=0, label=label)
         left += width
     axis.set_yticks(np.arange(len(runs)), names, fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(max(len(runs), 2) - 0.4, -0.6)
     axis.set(title="Time of an update", xlabel="seconds, mean")
     if kinds:
         axis.legend(frameon=False, fontsize=8, ncols=len(kinds), loc="lower center", bbox_to_anchor=(0.5, -0.42))

@@ -1,10 +1,17 @@
-"""The configuration of a run by name: a preset, or what a former run has written. Reading fails closed."""
+"""The configuration of a run by name: a preset, or what a former run has written; and who may write a run.
 
+Reading fails closed.
+"""
+
+import contextlib
 import dataclasses
 import difflib
+import fcntl
 import math
+import os
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +51,43 @@ def saved_file(name: str | Path) -> Path | None:
     if path.is_dir():
         path = path / FILE
     return path if path.is_file() else None
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, config: TrainConfig) -> Iterator[None]:
+    """Keeps the folder of a run, made if absent, for one process; the operating system frees that of one that dies.
+
+    Raises UserError when another process trains there, when the run in it has other settings, or when it can't be a folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be the folder of a run: {error.strerror}; choose another --out") from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process trains there; let it end, or choose another --out") from None
+        if (folder / FILE).is_file() and (apart := differences(configuration(folder), config)):
+            remedy = "choose another --out, or remove it"
+            raise UserError(f"{folder} holds a run with other settings; {remedy}:\n" + "\n".join(f"  {one}" for one in apart))
+        yield
+
+
+def differences(there: TrainConfig, wanted: TrainConfig) -> list[str]:
+    """Each setting in which two configurations differ, as on the command line, with both values."""
+    a, b = _flat(dataclasses.asdict(there)), _flat(dataclasses.asdict(wanted))
+    return [f"{name} is {a[name]} there, not {b[name]}" for name in a if a[name] != b[name]]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
+    return found
 
 
 def from_dict(kind: type[Section], values: Any, where: str) -> Section:

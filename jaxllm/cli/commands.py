@@ -20,6 +20,7 @@ GROUPS = {
     "Environments": "jaxllm.cli.envs",
     "Episodes": "jaxllm.cli.episodes",
     "Step servers": "jaxllm.cli.servers",
+    "Training": "jaxllm.cli.train",
     "Text": "jaxllm.cli.text",
     "Files": "jaxllm.cli.files",
 }

@@ -95,12 +95,19 @@ def _take_verbose(argv: list[str]) -> tuple[list[str], bool]:
 
 
 def _parse(name: str, command: type[Any], arguments: list[str]) -> Any:
-    """An instance of the dataclass, or the exit code when the arguments ask for help or do not fit."""
+    """An instance of the dataclass, or the exit code when the arguments ask for help or do not fit.
+
+    A command whose defaults depend on what it is asked has a class method ``defaults(arguments)``, which returns an instance.
+    """
     import tyro
 
     config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.FlagCreatePairsOff)
     try:
-        return tyro.cli(command, prog=f"jaxllm {name}", args=arguments, config=config)
+        default = command.defaults(arguments) if hasattr(command, "defaults") else tyro.MISSING_NONPROP
+        return tyro.cli(command, prog=f"jaxllm {name}", args=arguments, default=default, config=config)
+    except UserError as error:
+        print(f"jaxllm: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_USAGE
 

@@ -1,0 +1,120 @@
+"""Commands that train: reinforcement learning over many turns, and the curves of runs."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxllm.cli import merge
+
+FIRST = "toy-hilo"  # whose settings `jaxllm train --help` shows
+
+
+def _settings() -> Any:
+    from rl.config import TrainConfig
+
+    return TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train an agent over many turns by reinforcement learning, and show how it goes.
+
+    PRESET comes first; options after it change single settings. The folder of the run gets config.json, metrics.jsonl,
+    TensorBoard's events, and checkpoints. The same command goes on where a killed run stopped. The defaults below are those of
+    the preset, or of toy-hilo where none is named: `jaxllm train toy-maze --help` shows others.
+    """
+
+    preset: tyro.conf.Positional[str]
+    """toy-hilo, toy-keys, toy-maze, the folder of a former run, or its config.json"""
+    out: Path | None = None
+    """folder of the run (default: runs/ and the preset's name; a former run's own folder)"""
+    config: Annotated[Any, tyro.conf.arg(name="", constructor_factory=_settings)] = None
+
+    @classmethod
+    def defaults(cls, arguments: list[str]) -> "Train":
+        """What the options are where they are not given: the settings of the preset that the command line begins with.
+
+        Raises UserError if it begins with something else.
+        """
+        from jaxllm.cli import runtime
+        from jaxllm.errors import UserError
+
+        runtime.configure_jax()  # the settings' module imports JAX
+        from rl.config import PRESETS
+        from rl.saved import configuration
+
+        named = bool(arguments) and not arguments[0].startswith("-")
+        if arguments and not named and not {"-h", "--help"} & set(arguments):
+            raise UserError(f"the preset comes first, as in: jaxllm train {FIRST} --updates 50; there are {', '.join(PRESETS)}")
+        return cls(preset=tyro.MISSING, config=configuration(arguments[0] if named else FIRST))
+
+    def run(self) -> None:
+        from contextlib import closing
+
+        from jaxllm.cli import console
+        from rl.live import View
+        from rl.plot import optimum_of
+        from rl.saved import only_writer
+        from rl.trainer import Trainer
+
+        folder = self.out or _folder(self.preset)
+        with only_writer(folder, self.config):
+            trainer = Trainer(self.config, folder)
+            title = f"{folder}: {self.config.rollout.env} by {self.config.algo.name}"
+            view = View(console.stdout(), title, self.config.updates, optimum=optimum_of(self.config.rollout.env))
+            try:
+                with view, closing(trainer.run(view.say)) as updates:
+                    for figures in updates:
+                        view.show(figures)
+            except KeyboardInterrupt:
+                console.stderr().print(_left(folder), soft_wrap=True)
+                raise
+        console.write(f"wrote {folder}; its curves: jaxllm plot {shlex.quote(str(folder))}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw the curves of training runs as a picture, over each other."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """folders of runs"""
+    out: Path | None = None
+    """the PNG to be written (default: curves.png in the folder of the run, or here for several)"""
+
+    def run(self) -> None:
+        from interp.files import write_atomically
+        from jaxllm.cli import console
+        from rl.plot import curves
+
+        out = self.out or (self.runs[0] / "curves.png" if len(self.runs) == 1 else Path("curves.png"))
+        picture = curves(self.runs)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, picture)
+        console.write(f"wrote {out}")
+
+
+def _folder(preset: str) -> Path:
+    """Where a run goes that names no folder."""
+    from rl.saved import FILE, saved_file
+
+    file = saved_file(preset)
+    if file is None:
+        return Path("runs") / preset
+    return file.parent if file.name == FILE else Path("runs") / file.stem
+
+
+def _left(folder: Path) -> str:
+    """What an interrupted run leaves behind, and how it goes on."""
+    from rl.config import PRESETS
+
+    place = folder / "checkpoints"
+    done = [int(path.name) for path in place.iterdir() if path.name.isdigit()] if place.is_dir() else []
+    found = f"after update {max(done)}, its last checkpoint" if done else "from the beginning: it has no checkpoint yet"
+    name = f"./{folder}" if str(folder) in PRESETS else str(folder)
+    return f"This run goes on {found}: jaxllm train {shlex.quote(name)}"
+
+
+COMMANDS: dict[str, type[Any]] = {"train": Train, "plot": Plot, **merge.COMMANDS}
