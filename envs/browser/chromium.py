@@ -14,6 +14,8 @@ from envs.browser.launch import Launched, launch
 from envs.browser.pipe import Message, RefusedError
 from jaxllm.errors import UserError
 
+_TURNS = 5.0  # s in which a document that was answered becomes a page or a download; one that may be neither is not waited for
+_EMPTY = (204, 205)  # statuses of answers after which a page stays as it is
 _STOPPED = "the script did not end and was stopped"
 
 
@@ -27,6 +29,7 @@ class Chromium(Driver):
         self._popup = ""
         self._chooser: int | None = None  # the input that waits for files
         self._downloads: dict[str, str] = {}  # those on their way: id -> file name
+        self._opening: list[str] = []  # frames in which a document was answered: a page, or a download, that has not begun
         self._world: int | None = None  # where the walk runs, apart from the page's own scripts
         self._launched: Launched = launch(settings)
         self.backend = self._launched.backend
@@ -40,6 +43,7 @@ class Chromium(Driver):
                 "Fetch.requestPaused": self._on_request,
                 "Inspector.targetCrashed": self._on_crash,
                 "Page.fileChooserOpened": self._on_chooser,
+                "Page.frameDetached": lambda event: self._opened(event["frameId"], every=True),
                 "Page.frameNavigated": self._on_navigated,
                 "Page.frameStartedLoading": lambda event: self._on_loading(event, True),
                 "Page.frameStoppedLoading": lambda event: self._on_loading(event, False),
@@ -83,7 +87,10 @@ class Chromium(Driver):
         self._clock.until(lambda: self._pipe.arrived(number), f"opening {url}")
         reply = self._pipe.reply(number)
         self._settle()
-        return "" if reply.get("isDownload") else reply.get("errorText", "")
+        if not reply.get("isDownload"):
+            return reply.get("errorText", "")
+        self._await_downloads()
+        return ""
 
     def act(self, action: Action) -> Invalid | None:
         """See `Driver`."""
@@ -189,8 +196,20 @@ class Chromium(Driver):
         elif self._loading or navigations != self.log.navigations:
             self._settle()
         if self._settings.downloads is not None:
-            self._pipe.call("Browser.getVersion", self._settings.patience, browser=True)  # what began by now has been said
-            self._clock.until(lambda: not self._downloads, "a download")
+            self._await_downloads()
+
+    def _await_downloads(self) -> None:
+        """Waits until what the page wanted to download has come."""
+        self._pipe.call("Browser.getVersion", self._settings.patience, browser=True)  # what began by now has been said
+        self._pipe.wait(lambda: not self._opening, _TURNS)
+        self._opening.clear()
+        self._clock.until(lambda: not self._downloads, "a download")
+
+    def _opened(self, frame: str, every: bool = False) -> None:
+        """One document of a frame, or every, has become a page or a download, or will be neither."""
+        count = self._opening.count(frame)
+        for _ in range(count if every else min(count, 1)):
+            self._opening.remove(frame)
 
     # Events. Their handlers send, but never wait.
 
@@ -198,6 +217,7 @@ class Chromium(Driver):
         raise CrashedError("the page's process has died")
 
     def _on_navigated(self, event: Message) -> None:
+        self._opened(event["frame"]["id"], every=True)
         if "parentId" not in event["frame"]:
             self.log.navigations += 1
             self.log.url = event["frame"]["url"]
@@ -221,6 +241,7 @@ class Chromium(Driver):
         self._chooser = event.get("backendNodeId")
 
     def _on_download(self, event: Message) -> None:
+        self._opened(event["frameId"])
         self._downloads[event["guid"]] = event["suggestedFilename"]
 
     def _on_progress(self, event: Message) -> None:
@@ -243,6 +264,11 @@ class Chromium(Driver):
     def _answer(self, event: Message, cookies: list[Message]) -> None:
         text = "; ".join(f"{cookie['name']}={cookie['value']}" for cookie in cookies)
         answer = self._settings.reach.answer(event["request"], text)
+        if event["resourceType"] == "Document":
+            if "redirectedRequestId" in event:
+                self._opened(event["frameId"])
+            if not answer.error and answer.status not in _EMPTY:
+                self._opening.append(event["frameId"])
         if answer.go_on:
             self._pipe.post("Fetch.continueRequest", requestId=event["requestId"])
         elif answer.error:
