@@ -9,7 +9,6 @@ import functools
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import warnings
 import weakref
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from envs import temporary
 from envs.action_values import plain_json, shown
 from envs.api import ActionSpec, Argument, EnvSpec, Invalid, Task
 from envs.envpool_text import View, view
@@ -243,7 +243,9 @@ def pool(found: Layout, seeds: list[int], threads: int, options: Mapping[str, An
 
 def _in_own_folder(make: Callable[[], Any]) -> Any:
     """A pool of VizDoom's processes, which write their settings where they are started: a folder that goes with the pool."""
-    folder = tempfile.mkdtemp(prefix="jaxllm-vizdoom-")
+    for left in temporary.left("vizdoom"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = temporary.make("vizdoom")
     with _folder_lock:
         before = Path.cwd()
         os.chdir(folder)

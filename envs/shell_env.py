@@ -8,11 +8,11 @@ import functools
 import json
 import random
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs import temporary
 from envs.actions import BASH, CALL_USER, EDITOR, FINISHED, PYTHON, WAIT
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, decode
@@ -63,7 +63,9 @@ class ShellEnv(BaseEnv):
         self._answer, self._time = "", 0.0
 
     def _open(self, saved: Mapping[str, Any] | None = None, items: Sequence[Item] = ()) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="jaxllm-shell-"))
+        for folder in temporary.left("shell"):
+            remove(folder)
+        self._folder = temporary.make("shell")
         try:
             lay(self._folder, items)
             self._session = Session(self._folder, seed=self._seed, timeout=self._timeout, saved=saved)
@@ -163,7 +165,7 @@ def _made(kind: str, split: str, level: int, seed: int) -> Problem:
 
 def trial(script: bytes, inputs: Sequence[bytes]) -> list[str] | None:
     """Runs a script on files in a sandbox of its own; what it prints for each, or None if it does not end or fails."""
-    folder = Path(tempfile.mkdtemp(prefix="jaxllm-trial-"))
+    folder = temporary.make("shell")
     try:
         items = [Item(f"{i}.txt", 0o644, 0, data) for i, data in enumerate(inputs)]
         lay(folder, [*items, Item("script.sh", 0o644, 0, script)])

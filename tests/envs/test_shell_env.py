@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -298,3 +299,23 @@ def test_nothing_is_left(tmp_path, monkeypatch):
         env.step(bash("mkdir closed; touch closed/x; chmod 000 closed; sleep 100 &"))
     env.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_the_dead_is_swept_at_the_next_reset(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    owner = """if True:
+        import os, signal, sys, envs
+        envs.make("shell/permissions", level=1).reset(seed=0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    killed = subprocess.run([sys.executable, "-c", owner], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    (dead,) = tmp_path.iterdir()
+    assert any(dead.iterdir())
+    foreign = tmp_path / "jaxllm-shell-notes"
+    foreign.mkdir()
+    env = envs.make("shell/permissions", level=1)
+    env.reset(seed=0)
+    assert not dead.exists()
+    env.close()
+    assert list(tmp_path.iterdir()) == [foreign]
