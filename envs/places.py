@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROOM_SECONDS = 60.0  # that a session waits for room on its server
 REVIVALS, REVIVAL_SECONDS = 5, 300.0  # how often the own server may be started again within how many seconds
+CREATES = 3  # how often at least one is begun anew whose worker or server died of something else
 LONG = 3600.0  # seconds that one wait takes at most; the server's deadlines come long before
 
 
@@ -185,7 +186,7 @@ class Places:
             self._drop(place)
             self._retry.append((time.monotonic() + reply.info.get("retry_after_ms", 200) / 1e3, place))
             return
-        if reply.status == "LOST" and place.op == "create" and place.moves + 1 < len(self._clients):
+        if reply.status == "LOST" and place.op == "create" and place.moves + 1 < max(len(self._clients), CREATES):
             self._drop(place)
             place.moves += 1
             place.link = (place.link + 1) % len(self._clients)

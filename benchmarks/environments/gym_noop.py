@@ -32,6 +32,6 @@ class GymNoop(gymnasium.Env):
 
 def make(N: int, shape: tuple[int, ...], *, copy: bool) -> gymnasium.vector.AsyncVectorEnv:
     """N of them in a process each, started without forking this one; observations are copied at each step, or overwritten."""
-    multiprocessing.set_forkserver_preload(["environments.gym_noop"])
+    multiprocessing.set_forkserver_preload(["gymnasium.vector"])
     makers = [functools.partial(GymNoop, shape)] * N
     return gymnasium.vector.AsyncVectorEnv(makers, shared_memory=True, copy=copy, context="forkserver")

@@ -16,9 +16,10 @@ from typing import Any
 from envs import Action, make_vec
 from envs.api import Obs
 from envs.policies import random_policy
+from jaxllm.errors import UserError
 
 WAIT = 180.0  # seconds without any answer from which on one is missing
-TRIES = 50  # of a reset, one after the other
+TRIES = 50  # of a reset, or of making the vector, one after the other
 COMMANDS = (
     "ls -la",
     "echo one >> notes; wc notes",
@@ -41,15 +42,25 @@ class Learner:
         self._journal = os.open(settings["journal"], os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         names, options = settings["names"], settings["options"]
         self._families = ["logged" if ":" in name else name.split("/")[0] for name in names]
-        self._vector = make_vec(
-            names, len(names), max(1, len(names) // 2), seed=settings["seed"], options=options,
-            address=settings["address"], token=settings["token"],
-        )  # fmt: skip
+        self._vector = self.made(names, options, settings)
         self._policies: list[Callable[..., Any] | None] = [None] * len(names)
         self._pending: dict[int, tuple[str, str]] = {}  # environment -> token and operation on its way
         self._at = [0] * len(names)  # steps of the episode
         self._failed = [0] * len(names)  # resets in a row
         self._count = 0
+
+    def made(self, names: list[str], options: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
+        """The vector. Workers may be killed while it is made: then it is made anew."""
+        for tries in range(TRIES):
+            try:
+                return make_vec(
+                    names, len(names), max(1, len(names) // 2), seed=settings["seed"] + tries, options=options,
+                    address=settings["address"], token=settings["token"],
+                )  # fmt: skip
+            except UserError:
+                if tries == TRIES - 1:
+                    raise
+        raise AssertionError
 
     def run(self) -> None:
         """Until the input ends; then everything on its way is waited for."""

@@ -119,6 +119,13 @@ def _enabled(folder: Path, controller: str) -> bool:
     return False
 
 
+def sweep() -> None:
+    """Removes empty groups whose makers were killed, wherever they may have been made from here."""
+    for controller in FILES:
+        for _, parent in _parents(controller):
+            _sweep(parent)
+
+
 def _sweep(parent: Path) -> None:
     """Removes empty groups whose maker was killed before it could."""
     for folder in parent.glob(f"{PREFIX}-*-*"):

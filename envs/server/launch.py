@@ -215,6 +215,7 @@ def _folder() -> Path:
 def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None], None], liveness: int | None) -> int:
     import zmq
 
+    from envs.sandbox import cgroups
     from envs.server.router import Router
     from envs.server.supervise import Pool
 
@@ -299,6 +300,8 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
             router.close()
         elif pool is not None:
             pool.close()
+        with contextlib.suppress(OSError):
+            cgroups.sweep()  # of workers that were killed
         tell.close()
         guard.wait()
         for number, handler in before.items():

@@ -200,6 +200,8 @@ class Sessions:
         self._emit(session.client, pending.request, pending.index, record, frames)
         if pending.op == "create" and status != "OK":
             self._forget(session)  # a create that failed may come again
+        elif pending.op == "create":
+            self._crashes.pop(session.name, None)  # only what fails each time is in quarantine
         elif status in wire.GONE:
             self._release(session)
             session.gone = session.gone or "the session ended with an error"

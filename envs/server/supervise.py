@@ -152,6 +152,8 @@ class Pool:
         self._next += 1
         now_file = self._folder / f"now-{self._next}"
         now_file.write_bytes(bytes(NOW_BYTES))
+        temporary = self._folder / f"tmp-{self._next}"  # of its sessions, profiles ...: removed with it, however it ends
+        temporary.mkdir(mode=0o700)
         popen = subprocess.Popen(
             [
                 sys.executable, "-m", "envs.server.worker",
@@ -161,7 +163,11 @@ class Pool:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                "TMPDIR": str(temporary),
+            },
         )  # fmt: skip
         assert popen.stdout is not None
         os.set_blocking(popen.stdout.fileno(), False)
@@ -231,6 +237,7 @@ class Pool:
             os.killpg(process.popen.pid, signal.SIGKILL)  # what it started; before its number is free
         process.popen.wait()
         self._guard(f"-{process.popen.pid}")
+        self._guard(f"~tmp-{process.number}")
         assert process.popen.stdout is not None
         descriptor = process.popen.stdout.fileno()
         for _ in range(64):

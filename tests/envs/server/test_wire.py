@@ -32,7 +32,11 @@ def test_numpys_numbers_become_pythons():
     assert wire.unpack(wire.pack([np.float32(0.5), np.int64(3), np.bool_(True), np.arange(3)])) == [0.5, 3, True, [0, 1, 2]]
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, lambda: None, 2**70, np.array([object()])], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, lambda: None, 2**70, np.array([object()])],
+    ids=["object", "set", "function", "long", "objects"],
+)
 def test_nothing_but_data_is_packed(value):
     with pytest.raises(wire.WireError, match="plain data"):
         wire.pack(value)
