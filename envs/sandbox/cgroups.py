@@ -119,11 +119,9 @@ def _enabled(folder: Path, controller: str) -> bool:
     return False
 
 
-def sweep() -> None:
-    """Removes empty groups whose makers were killed, wherever they may have been made from here."""
-    for controller in FILES:
-        for _, parent in _parents(controller):
-            _sweep(parent)
+def parents() -> list[Path]:
+    """The folders in which groups made from here may be, each named ``PREFIX-PID-NUMBER`` after its maker."""
+    return list(dict.fromkeys(parent for controller in FILES for _, parent in _parents(controller)))
 
 
 def _sweep(parent: Path) -> None:

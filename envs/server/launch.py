@@ -221,8 +221,11 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
 
     folder = _folder()
     prefix = folder.name
+    groups: list[str] = []
+    with contextlib.suppress(OSError):  # where there are no control groups
+        groups = list(map(str, cgroups.parents()))
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(folder), prefix],
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(folder), prefix, *groups],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -300,8 +303,6 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
             router.close()
         elif pool is not None:
             pool.close()
-        with contextlib.suppress(OSError):
-            cgroups.sweep()  # of workers that were killed
         tell.close()
         guard.wait()
         for number, handler in before.items():

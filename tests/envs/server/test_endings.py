@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from server_help import do, lives, move, until
 
+from envs import Action
+from envs.sandbox.processes import descendants
 from envs.server import Client, Server, arena, prometheus, wire
 from jaxllm.errors import UserError
 
@@ -32,6 +34,14 @@ def family(server: Server, client: Client) -> tuple[list[int], str]:
 
 def left(prefix: str) -> list[Path]:
     return [*arena.ROOT.glob(prefix + "*"), *Path(tempfile.gettempdir()).glob(prefix + "*")]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def control_groups(pid: int) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").glob(f"**/jaxllm-{pid}-*") if path.is_dir()]
 
 
 def test_killing_the_router_ends_everything(tmp_path):
@@ -67,6 +77,44 @@ def test_sigterm_ends_everything_in_order(tmp_path):
         assert not left(prefix)
     server.close()
     assert server._process.returncode == 0
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files whose path is short enough for sockets, and in which nothing may be left."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_what_a_killed_worker_had_on_disk_goes_and_then_what_the_router_had(temporary):
+    """Folders of sessions, their sandboxes and control groups: after SIGKILL of a worker, then of the router."""
+    server = Server(["shell/*"], workers=1, heavy=2)
+    with Client(server.address, server.token, alive=server.alive) as client:
+        sessions = [client.create("shell/find", {"level": 1})[0] for _ in range(2)]
+        for session in sessions:
+            assert client.reset(session).status == "OK"
+            assert client.step(session, Action("execute_bash", {"command": "mkdir x; chmod 000 x; sleep 600 &"})).status == "OK"
+        workers = client.stats()["pids"]
+        folders = list(temporary.glob("*/*/jaxllm-shell-*"))
+        assert len(folders) == 2
+        (first,) = (folder for folder in folders if f"-{workers[0]}-" in folder.name)
+        inside = descendants(workers[0])
+        assert [pid for pid in inside if "sleep" in command(pid)]
+        groups = [path for pid in workers for path in control_groups(pid)]
+        os.kill(workers[0], signal.SIGKILL)
+        until(lambda: not first.exists() and not any(map(lives, inside)))
+        assert not first.parent.exists()
+        assert client.step(sessions[1], Action("execute_bash", {"command": "true"})).status in ("OK", "LOST")
+        inside = {pid for worker in workers for pid in descendants(worker)}
+        assert inside
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not list(temporary.iterdir()))
+        until(lambda: not any(map(lives, [*workers, *inside])))
+    server.close()
+    until(lambda: not any(path.exists() for path in groups))
 
 
 def test_a_client_that_is_killed_takes_the_server_that_it_started_with_it():
