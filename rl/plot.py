@@ -38,7 +38,14 @@ PANELS = (
 
 
 def curves(folders: Sequence[Path]) -> bytes:
-    """A PNG of reward, success, critic, lengths, entropy, KL, mismatch and time; runs are drawn over each other.
+    """The picture of `draw` as a PNG."""
+    buffer = io.BytesIO()
+    draw(folders).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def draw(folders: Sequence[Path]) -> Figure:
+    """Nine panels: reward, success, critic, lengths, entropy, KL, mismatch and time; runs are drawn over each other.
 
     The reward and success of a toy have its optimum as a line. Thin lines are single updates, thick ones a moving mean; rings
     beside the success are evaluations.
@@ -82,9 +89,7 @@ def curves(folders: Sequence[Path]) -> bytes:
     for axis in axes.flat[: 2 if len(runs) <= 4 else 1]:
         shown |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure
 
 
 def optimum(folder: Path) -> float | None:
