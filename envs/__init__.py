@@ -6,7 +6,20 @@
 Imports no model and no JAX.
 """
 
-from envs.api import Action, ActionSpec, Argument, Element, Env, EnvSpec, Invalid, LostError, Obs, StepResult, Task
+from envs.api import (
+    Action,
+    ActionSpec,
+    Argument,
+    Element,
+    Env,
+    EnvSpec,
+    Invalid,
+    LostError,
+    Obs,
+    StepResult,
+    Task,
+    VerifierError,
+)
 from envs.base import BaseEnv
 from envs.digest import digest, session_seed
 from envs.registry import FAMILIES, describe, make, names, oracle
@@ -26,6 +39,7 @@ __all__ = [
     "Obs",
     "StepResult",
     "Task",
+    "VerifierError",
     "describe",
     "digest",
     "make",

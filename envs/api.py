@@ -167,6 +167,12 @@ class LostError(Exception):
     """An episode can't go on from where it was: its process died, or a replay went another way."""
 
 
+class VerifierError(Exception):
+    """A verifier raised: nobody knows what the episode earned, which is not the same as nothing."""
+
+    code = "verifier_error"  # in the info of a step server's reply, whose status is CRASHED
+
+
 # Chooses the next action from the verifier's view of the state and the observation. Made anew for each episode.
 Policy = Callable[[Mapping[str, Json], Obs], Action]
 

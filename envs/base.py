@@ -1,14 +1,15 @@
 """The bookkeeping that all environments have in common: steps, limits, refused actions, the end, and saves by replay."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.actions import check
-from envs.api import Action, Env, EnvSpec, Invalid, LostError, Obs, StepResult, Task
+from envs.api import Action, Env, EnvSpec, Invalid, LostError, Obs, StepResult, Task, VerifierError
 from envs.digest import digest
 from jaxllm.errors import UserError
 
@@ -173,6 +174,17 @@ class BaseEnv(Env):
 
     def _stamped(self, obs: Obs) -> Obs:
         return dataclasses.replace(obs, step=self._steps)
+
+
+@contextlib.contextmanager
+def judging(name: str) -> Iterator[None]:
+    """Around the verifier of an environment: what goes wrong in it is raised as VerifierError, but for UserError."""
+    try:
+        yield
+    except (UserError, VerifierError):
+        raise
+    except Exception as error:
+        raise VerifierError(f"{name}: its verifier raised {type(error).__name__}: {error}") from error
 
 
 def read_save(blob: bytes) -> dict[str, Any]:

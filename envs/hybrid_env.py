@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.actions import BASH, CALL_USER, COMPUTER, EDITOR, FINISHED, PYTHON, WAIT, with_names
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
-from envs.base import BaseEnv
+from envs.base import BaseEnv, judging
 from envs.browser import CrashedError, HungError, ScriptError
 from envs.elements import listing
 from envs.hybrid_desk import TOOLS, Desk
@@ -117,10 +117,14 @@ class HybridEnv(BaseEnv):
             raise
 
     def score(self) -> float:
-        """What the check says of the session as it is now, in [0, 1]. Raises UserError without a session."""
+        """What the check says of the session as it is now, in [0, 1].
+
+        Raises UserError without a session, VerifierError where the check itself goes wrong.
+        """
         if self._desk is None:
             raise UserError(f"{self.spec.name}: there is nothing to check before the first reset")
-        return self._problem.check(Seen(self._desk.session.root, self._answer, trial, self._view["sent"]))
+        with judging(self.spec.name):
+            return self._problem.check(Seen(self._desk.session.root, self._answer, trial, self._view["sent"]))
 
     def _finish(self, action: Action) -> StepResult:
         self._time = round(self._time + STEP, 4)

@@ -75,7 +75,8 @@ class LocalVector:
         try:
             result, status = what(self._envs[i]), "OK"
         except (Exception, LostError) as error:  # an environment may raise anything
-            result = StepResult(Obs(), 0.0, False, True, {"error": "crashed", "message": f"{type(error).__name__}: {error}"})
+            code = str(getattr(error, "code", "crashed"))
+            result = StepResult(Obs(), 0.0, False, True, {"error": code, "message": f"{type(error).__name__}: {error}"})
             status = "CRASHED"
             self._envs[i].close()
             self._envs[i] = self._make()

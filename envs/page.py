@@ -18,7 +18,7 @@ from typing import Any
 from envs import browser as driver
 from envs.actions import COMPUTER, with_names
 from envs.api import Action, Env, EnvSpec, Json, Obs, Policy, StepResult, Task
-from envs.base import BaseEnv
+from envs.base import BaseEnv, judging
 from envs.digest import task_seed
 from envs.elements import listing
 from jaxllm.errors import UserError
@@ -152,7 +152,9 @@ class PageEnv(BaseEnv):
         total, done, success = view["reward"], view["done"], None
         if self._verifier is not None:
             seen = [{"role": e.role, "text": e.text, "box": list(e.box), **e.attributes} for e in self._seen()]
-            told = self._verifier({**self.state(), "text": view["text"], "elements": seen, "answer": answer})
+            given = {**self.state(), "text": view["text"], "elements": seen, "answer": answer}
+            with judging(self.spec.name):
+                told = self._verifier(given)
             total, done, success = _verdict(told, self._set["success"])
         if not isinstance(total, int | float) or not math.isfinite(total):
             raise UserError(f"{self.spec.name}: the score is {total!r}; it must be a finite number")

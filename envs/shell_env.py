@@ -15,7 +15,7 @@ from typing import Any
 from envs import temporary
 from envs.actions import BASH, CALL_USER, EDITOR, FINISHED, PYTHON, WAIT
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
-from envs.base import BaseEnv, decode
+from envs.base import BaseEnv, decode, judging
 from envs.sandbox import HOME, Limits, Root, Sandbox
 from envs.sandbox.tree import Item, lay, remove
 from envs.shell_edit import KINDS as EDIT
@@ -85,7 +85,8 @@ class ShellEnv(BaseEnv):
         reward = 0.0
         if action.name == "finished":
             self._answer = str(action.arguments["content"])
-            reward = self._problem.check(View(self._session.root, self._answer, trial))
+            with judging(self.spec.name):
+                reward = self._problem.check(View(self._session.root, self._answer, trial))
         text = "The task is solved." if reward >= 1 else "The task is not solved."
         return StepResult(Obs(text=text, t_virtual=self._time), reward, True, False, {})
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import envs
-from envs import Action
+from envs import Action, VerifierError
 from envs.browser import Browser, ScriptError
 from jaxllm.errors import UserError
 
@@ -39,6 +39,8 @@ def folder(tmp_path_factory):
         "    return {'reward': float(right), 'done': False, 'success': right}\n"
         "def broken(view):\n"
         "    return {'score': 1}\n"
+        "def raising(view):\n"
+        "    return view['answer']['price']\n"
     )
     return path
 
@@ -130,6 +132,16 @@ def test_an_answer_is_judged_when_the_agent_says_that_it_is_done(folder, monkeyp
             assert env.reset(seed=12).screenshot is None
             result = env.step(Action("finished", {"content": answer}))
             assert (result.reward, result.terminated, result.info["success"]) == (reward, True, reward == 1)
+    finally:
+        env.close()
+
+
+def test_a_verifier_that_raises_is_no_reward_of_nothing(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    env = envs.make(f"page/{folder}/add.html", size=SIZE, verifier="judges:raising", screenshot=False)
+    try:
+        with pytest.raises(VerifierError, match="its verifier raised TypeError: 'NoneType'"):
+            env.reset(seed=12)
     finally:
         env.close()
 
