@@ -1,6 +1,6 @@
 """Outlives a step server by a moment: when it is gone, ends its workers and removes what it left.
 
-Run as a file, without any import of ours: ``guard.py FOLDER SEGMENT_PREFIX CONTROL_GROUPS...``. Reads lines from standard input:
+Run as a file, without any import of ours: ``guard.py FOLDER SEGMENT_PREFIX CONTROL_GROUPS...``. Reads lines from its input:
 ``+PID`` a process group was started, ``-PID`` it has ended, ``~NAME`` a folder in FOLDER is no longer needed. The end of input
 is the server's end, however it came. CONTROL_GROUPS are folders with the workers' groups, named ``jaxllm-PID-NUMBER``.
 """

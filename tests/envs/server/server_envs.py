@@ -89,6 +89,8 @@ def trouble(what: str) -> None:
     elif name == "child":  # a process that the environment leaves behind
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(rest).write_text(str(child.pid))
+    elif name == "clock":  # for a host whose wall clock runs backwards
+        assert time.time() > time.time()
     elif name == "print":
         print(rest, flush=True)
 
@@ -153,6 +155,13 @@ class Sleeper(Plain):
         time.sleep(self._scale * float(self._times.lognormal()))
         result = super().step(action)
         return StepResult(result.obs, result.reward, False, False, {"slept": time.perf_counter() - begun})
+
+
+def broken_judge(view) -> float:
+    """A verifier of pages that fails as soon as something was done."""
+    if view["step"]:
+        raise KeyError("price")
+    return 0.0
 
 
 def key(env) -> str:

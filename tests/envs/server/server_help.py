@@ -1,6 +1,9 @@
 """A client of the wire's own making, and waiting with a deadline, for the tests of the step server."""
 
+import contextlib
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +41,55 @@ def do(what: str) -> Action:
 
 def move(by: int = 1) -> Action:
     return Action("move", {"by": by})
+
+
+class Way:
+    """A way to a server over TCP that can be cut and mended."""
+
+    def __init__(self, address: str):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._to = (host, int(port))
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._at = self._listener.getsockname()
+        self.address = f"tcp://127.0.0.1:{self._at[1]}"
+        self._listen()
+
+    def cut(self) -> None:
+        """Ends what is connected, and lets nobody connect."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        self._thread.join(PATIENCE)
+        for end in list(self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(self._at)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends = [listener.accept()[0], socket.create_connection(self._to)]
+                self._open.update(ends)
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._open.discard(source)
+        source.close()
 
 
 class Raw:

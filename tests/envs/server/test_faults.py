@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -275,6 +276,50 @@ def test_a_thousand_sessions_leave_nothing_behind(client, server):
     assert after["processes"] == before["processes"]
     assert after["descriptors"] <= before["descriptors"] + 2
     assert after["memory"] <= before["memory"] * 1.1
+
+
+def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
+    """In the router, in its workers and here: each look at the wall clock is an hour earlier than the one before."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import itertools, time\n"
+        "count = itertools.count()\n"
+        "time.time = lambda: 2e9 - 3600 * next(count)\n"
+        "time.time_ns = lambda: int(time.time() * 1e9)\n"
+    )
+    hours = itertools.count()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(time, "time", lambda: 2e9 - 3600 * next(hours))
+    with Server(["server_envs:*"], workers=1, lease=0.5) as server, Client(server.address, server.token) as client:
+        session = begin(client)
+        assert client.step(session, do("clock")).status == "OK"
+        replies = [client.step(session, do("sleep 0.1")) for _ in range(8)]  # longer than the lease
+        assert [reply.status for reply in replies] == ["OK"] * 8
+        assert all(100 <= reply.ms < 60_000 and 0.1 <= reply.info["latency"] < 60 for reply in replies)
+        assert client.step(begin(client), do("sleep 30"), timeout=0.2).status == "TIMEOUT"
+        stats = client.stats()
+        assert "LEASE" not in stats["errors"]
+        assert 0 <= stats["latency_ms"]["step"]["p50"] <= stats["latency_ms"]["step"]["p99"] < 60_000
+        with Raw(server.address, server.token) as silent:
+            silent.create(1, WALK)
+            until(lambda: client.stats()["errors"].get("LEASE"))  # and a lease that is not renewed does run out
+
+
+def test_without_room_in_shared_memory_observations_go_by_message(capfd):
+    """A limit on the size of files stands in for a full file system: the router's claim of memory fails in the same place."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        server = Server(["server_envs:*"], workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with server, Client(server.address, server.token) as client:
+        session = begin(client, PLAIN, frame=[300, 300])
+        frames = [client.step(session, Action("say")).obs.arrays["frame"] for _ in range(4)]
+        assert [(frame.shape, int(frame[0, 0]), int(frame[-1, -1])) for frame in frames] == [
+            ((300, 300), number, number) for number in range(1, 5)
+        ]
+        assert client.stats()["segments"] == 0
+    assert "no shared memory for observations of 90" in capfd.readouterr().err
 
 
 def test_two_servers_on_one_host_do_not_clash(client, server):

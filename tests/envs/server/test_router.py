@@ -1,10 +1,13 @@
 """What the protocol promises, message by message (agent-environments 8.1, step-servers 8)."""
 
 import statistics
+import subprocess
+import sys
 
+import psutil
 import pytest
 import server_help
-from server_help import Raw, do, move, until
+from server_help import Raw, Way, do, move, until
 
 from envs import Action, EnvSpec, session_seed
 from envs.server import Client, Server, wire
@@ -312,6 +315,53 @@ def test_a_step_after_the_end_changes_nothing(client):
         assert (over.status, over.reward, over.obs.step) == ("EPISODE_OVER", 0.0, 2)
     assert client.reset(session).obs.step == 0
     assert client.step(session, Action("say")).reward == 1.0
+
+
+def test_a_way_that_is_cut_in_a_step_costs_time_and_no_second_step(server, tmp_path):
+    way = Way(server.address)
+    trace = tmp_path / "trace"
+    with Client(way.address, server.token) as client, Client(server.address, server.token) as direct:
+        session, _ = client.create(WALK)
+        client.reset(session)
+        for marks in (1, 2):
+            client.post([(session, "step", wire.pack_action(do(f"append {trace}")))])
+            way.cut()  # before the step has arrived, while it is done, or while its reply is on the way
+            done = direct.stats()["operations"].get("step", 0)
+            assert client.poll(0.1) == [] or done
+            way.mend()
+            (reply,) = until(lambda: client.poll(0.1))
+            assert (reply.status, reply.obs.step) == ("OK", marks)
+            assert trace.read_text() == "x" * marks
+    way.cut()
+
+
+def test_a_learner_that_is_killed_in_mid_batch_frees_its_slots():
+    learner = """if True:
+        import sys, time
+        from envs import Action
+        from envs.server import Client, wire
+        client = Client(*sys.argv[1:])
+        sessions = [client.create("server_envs:Walk", {"weight": weight})[0] for weight in ("light", "light", "heavy")]
+        for session in sessions:
+            client.reset(session)
+        action = wire.pack_action(Action("do", {"what": "sleep 0.5"}))
+        client.post([(session, "step", action) for session in sessions])
+        print("stepping", flush=True)
+        time.sleep(600)
+    """
+    with Server(["server_envs:*"], workers=1, heavy=1, max_sessions=3, lease=1.0) as full:
+        process = subprocess.Popen([sys.executable, "-c", learner, full.address, full.token], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "stepping\n"
+        with Client(full.address, full.token) as other:
+            with pytest.raises(UserError, match="CAPACITY"):
+                other.create(WALK)
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            until(lambda: not sum(other.stats()["sessions"].values()))
+            for weight in ("light", "light", "heavy"):
+                assert other.reset(other.create(WALK, {"weight": weight})[0]).status == "OK"
+            assert "zombie" not in {child.status() for child in psutil.Process(full.pid).children(recursive=True)}
 
 
 def test_time_to_think_costs_no_lease():
