@@ -7,7 +7,8 @@
 Sections: `vector` (64 sessions that do nothing, against gymnasium's AsyncVectorEnv and an OpenEnv server), `miniwob` (a page in
 a browser, against the package's own Selenium environment and playwright), `latency` (step times that differ, against lock
 step), `envpool` (our vector against envpool itself). In a round every side runs once; figures are medians over rounds, after
-one that is not counted. A peer that is not installed is named and left out. The last line is JSON: ratios, targets, what is met.
+one that is not counted. A peer that is not installed is named and left out. The last line is JSON: ratios, targets, what is
+met.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""The peer of `noop.Noop` for gymnasium's AsyncVectorEnv, whose observations lie in shared memory."""
+"""The peer of `noop.Noop` for gymnasium's AsyncVectorEnv.
+
+Its observations lie in shared memory, as arrays; gymnasium 1.4 can't read text from there, so text goes through pipes.
+"""
 
 import functools
 import multiprocessing
@@ -7,31 +10,39 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from . import noop
+
 
 class GymNoop(gymnasium.Env):
-    """Does what `noop.Noop` does. Text is an array of bytes: gymnasium's own text is slower still."""
+    """Does what `noop.Noop` does: 2 KB of text as text, the same as an array of bytes, or frames."""
 
     action_space = gymnasium.spaces.Discrete(1)
 
-    def __init__(self, shape: tuple[int, ...]):
+    observation_space: Any
+    _obs: Any
+
+    def __init__(self, kind: str):
+        shape = noop.FRAME if kind == "frames" else (noop.TEXT,)  # bytes of a text, by default
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self._obs = np.full(shape, ord("x"), np.uint8)
-        self._frame = len(shape) > 1
+        if kind == "text":
+            self.observation_space, self._obs = gymnasium.spaces.Text(noop.TEXT), "x" * noop.TEXT
+        self._frame = kind == "frames"
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._step = 0
         return self._obs, {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._step += 1
         if self._frame:
             self._obs.fill(self._step % 251)
         return self._obs, 1.0, False, False, {}
 
 
-def make(N: int, shape: tuple[int, ...], *, copy: bool) -> gymnasium.vector.AsyncVectorEnv:
+def make(N: int, kind: str, *, copy: bool) -> gymnasium.vector.AsyncVectorEnv:
     """N of them in a process each, started without forking this one; observations are copied at each step, or overwritten."""
     multiprocessing.set_forkserver_preload(["gymnasium.vector"])
-    makers = [functools.partial(GymNoop, shape)] * N
-    return gymnasium.vector.AsyncVectorEnv(makers, shared_memory=True, copy=copy, context="forkserver")
+    makers = [functools.partial(GymNoop, kind)] * N
+    return gymnasium.vector.AsyncVectorEnv(makers, shared_memory=kind != "text", copy=copy, context="forkserver")
