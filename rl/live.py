@@ -75,26 +75,39 @@ class View:
 
     def screen(self) -> Panel:
         """What a terminal shows now: at most 16 lines of 78 columns."""
-        figures, number = self._figures, number_of
+        figures = self._figures
         if not figures:
             return Panel(Text(f"{self._said}\n{_clock(time.monotonic() - self._begin)}"), title=Text(self.title), width=78)
-        rows: list[tuple[str, str, str, str]] = [
-            ("reward", self._reward(), "KL of the update", number(figures.get("ppo/kl_k3"))),
-            ("success", percent(figures.get("success_rate")), "clipped above, below", _clipped(figures)),
-            ("success, evaluated", self._eval(), "explained variance", number(figures.get("critic/explained_variance"))),
-            ("turns", number(figures.get("turns")), "value and reward", number(figures.get("critic/value_reward_corr"))),
-            ("tokens a turn", number(figures.get("policy_tokens_per_turn")), "mismatch, mean", number(_mismatch(figures))),
-            ("entropy", number(figures.get("entropy")), "mismatch, 99 %", number(figures.get("off/abs_dlogp_p99"))),
-            ("unreadable turns", percent(figures.get("parse_errors")), "failed, tried again", _failures(figures)),
+
+        def number(name: str) -> str:
+            return number_of(figures.get(name))
+
+        left = [
+            ("reward", self._reward()),
+            ("success", percent(figures.get("success_rate"))),
+            ("success, evaluated", self._eval()),
+            ("turns", number("turns")),
+            ("tokens a turn", number("policy_tokens_per_turn")),
+            ("entropy", number("entropy")),
+            ("unreadable turns", percent(figures.get("parse_errors"))),
+        ]
+        right = [
+            ("KL of the update", number("ppo/kl_k3")),
+            ("clipped above, below", _clipped(figures)),
+            ("explained variance", number("critic/explained_variance")),
+            ("value and reward", number("critic/value_reward_corr")),
+            ("mismatch, mean", number("off/abs_dlogp_mean")),
+            ("mismatch, 99 %", number("off/abs_dlogp_p99")),
+            ("failed, tried again", _failures(figures)),
         ]
         grid = Table.grid(padding=(0, 2))
         for justify in ("left", "right", "left", "right"):
             grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        for row in rows:
-            grid.add_row(*(Text(cell) for cell in row))
+        for row in zip(left, right, strict=True):
+            grid.add_row(*(Text(cell) for pair in row for cell in pair))
         bars = BARS if "utf" in (self.console.encoding or "").lower() else BARS_ASCII
         spark = Text(f"{sparkline(self.rewards, WIDTH, bars)}  reward")
-        parts = [Text(self._progress()), Text(""), spark, Text(""), grid, Text(""), Text("time  " + shares(figures))]
+        parts: list[Any] = [Text(self._progress()), Text(""), spark, Text(""), grid, Text(""), Text("time  " + shares(figures))]
         return Panel(Group(*parts), title=Text(self.title), width=78)
 
     def _progress(self) -> str:
@@ -169,10 +182,6 @@ def percent(value: float | None) -> str:
 
 def _clipped(figures: Mapping[str, float]) -> str:
     return f"{percent(figures.get('ppo/clip_high_frac'))}, {percent(figures.get('ppo/clip_low_frac'))}"
-
-
-def _mismatch(figures: Mapping[str, float]) -> Any:
-    return figures.get("off/abs_dlogp_mean")
 
 
 def _failures(figures: Mapping[str, float]) -> str:

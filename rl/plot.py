@@ -85,10 +85,10 @@ def draw(folders: Sequence[Path]) -> Figure:
         axis.set_axisbelow(True)
     for axis in axes.flat[:8]:
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-    shown = {}
+    shown: dict[str, Any] = {}
     for axis in axes.flat[: 2 if len(runs) <= 4 else 1]:
         shown |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 

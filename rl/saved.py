@@ -103,7 +103,7 @@ def from_dict(kind: type[Section], values: Any, where: str) -> Section:
     if unknown or missing:
         parts = [f"{word} {', '.join(names)}" for word, names in (("unknown:", unknown), ("missing:", missing)) if names]
         raise UserError(f"{where}: settings {'; '.join(parts)}. Was it written by another version?")
-    found = {}
+    found: dict[str, Any] = {}
     for name, hint in hints.items():
         at = f"{where}: {name}"
         if dataclasses.is_dataclass(hint):

@@ -66,7 +66,8 @@ class Train:
             title = f"{folder}: {self.config.rollout.env} by {self.config.algo.name}"
             view = View(console.stdout(), title, self.config.updates, optimum=optimum_of(self.config.rollout.env))
             try:
-                with view, closing(trainer.run(view.say)) as updates:
+                updates: Any = trainer.run(view.say)
+                with view, closing(updates):
                     for figures in updates:
                         view.show(figures)
             except KeyboardInterrupt:
