@@ -4,10 +4,33 @@ All are over the policy tokens (M = 1) of the whole batch, before any is left ou
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from rl.types import NO_GROUP, Batch
+
 FLAT = 1e-12  # a variance below it is none
+
+
+def of_update(
+    batch: Batch, entropy: Any, domains: Sequence[str], now: int, *, values: Any = None, returns: Any = None
+) -> dict[str, float]:
+    """All figures below.
+
+    Args:
+      batch: [B, T] rows.
+      entropy: [B, T] of the distribution that each token was drawn from, in nats.
+      domains: of each trajectory, by its number in the batch: the environment's name.
+      now: version of the weights that the update begins with.
+      values, returns: [B, T] of the critic, where there is one.
+    """
+    mask = np.asarray(batch.mask)
+    of_row = ["" if number == NO_GROUP else domains[number] for number in np.asarray(batch.traj_id).tolist()]
+    found = of_entropy(np.asarray(entropy), mask, of_row) | of_lag(np.asarray(batch.version), mask, now)
+    if values is not None:
+        found |= of_critic(np.asarray(values), np.asarray(returns), mask, np.asarray(batch.outcome))
+    return found
 
 
 def of_critic(values: np.ndarray, returns: np.ndarray, mask: np.ndarray, outcome: np.ndarray) -> dict[str, float]:

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from rl.figures import correlation, of_critic, of_entropy, of_lag
+from rl.figures import correlation, of_critic, of_entropy, of_lag, of_update
 from rl.losses import explained_variance
+from rl.tokens import make_batch
+from rl.types import Stop, Trajectory, Turn
 
 RETURNS = np.array([[1.0, 0, 1, 0]])
 MASK = np.ones((1, 4), bool)
@@ -73,3 +75,21 @@ def test_lag():
     mask = np.array([[True, True, False], [True, False, False]])
     assert of_lag(version, mask, now=7) == {"off/lag_mean": pytest.approx(2 / 3), "off/lag_max": 2.0}
     assert of_lag(version, np.zeros_like(mask), now=7) == {"off/lag_mean": 0.0, "off/lag_max": 0.0}
+
+
+def test_an_update_of_rewritten_and_inert_rows():
+    one = Trajectory(
+        (Turn((1,), (5, 6), (-1.0, -1.0), (3, 3)), Turn((1, 2), (7,), (-1.0,), (2,), rewritten=True)),
+        Stop.TERMINATED,
+        outcome=1.0,
+    )
+    other = Trajectory((Turn((1,), (8,), (-1.0,), (3,)),), Stop.TERMINATED)
+    batch = make_batch([one, other], [0, 1], multiple=4)
+    entropy = np.asarray(batch.tokens, float)  # of a token: its id
+    found = of_update(batch, entropy, ["toy/hilo", "toy/keys"], now=3)
+    assert found == {"entropy/toy/hilo": 6.0, "entropy/toy/keys": 8.0, "off/lag_mean": 0.25, "off/lag_max": 1.0}
+    values = np.where(np.asarray(batch.outcome)[:, None] == 1, 0.5, 0.25) * np.ones(batch.shape)
+    found = of_update(batch, entropy, ["a", "a"], 3, values=values, returns=2 * values)
+    assert found["critic/value_reward_corr"] == pytest.approx(1)
+    assert found["critic/explained_variance"] == pytest.approx(0.75)  # half of the spread is left, a quarter of the variance
+    assert found["entropy/a"] == 6.5
