@@ -26,13 +26,13 @@ ACTIONS = (
 class Walk(BaseEnv):
     """A walk that depends on seed and actions alone; ``do`` makes trouble."""
 
-    def __init__(self, weight: str = "light", length: int = 5, slow_reset: float = 0.0, deadlines=None, max_steps: int = 50):
+    def __init__(self, weight: str = "light", length: int = 5, gate: str = "", deadlines=None, max_steps: int = 50):
         spec = EnvSpec(
             "walk", "a walk", ACTIONS, max_steps=max_steps, supports=frozenset({"save"}), weight=weight,
             deadlines=deadlines or {},
         )  # fmt: skip
         super().__init__(spec, {"weight": weight, "length": length})
-        self._length, self._slow_reset = length, slow_reset
+        self._length, self._gate = length, gate
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         if task is not None and task.id == "kill":
@@ -41,8 +41,8 @@ class Walk(BaseEnv):
             raise RuntimeError("no reset today")
         if task is not None and task.id == "fail sometimes" and random.random() < 0.3:
             raise RuntimeError("not this time")
-        if self._slow_reset:
-            time.sleep(self._slow_reset)
+        if self._gate:  # a file that lets resets through
+            wait(self._gate)
         self._random = random.Random(seed)
         self._at = 0
         return self._look()
@@ -62,11 +62,19 @@ class Walk(BaseEnv):
         return {"at": self._at}
 
 
+def wait(path: str) -> None:
+    """Until there is a file: as long as the test wants."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
 def trouble(what: str) -> None:
     """Whatever can go wrong."""
     name, _, rest = what.partition(" ")
     if name == "sleep":
         time.sleep(float(rest))
+    elif name == "wait":
+        wait(rest)
     elif name == "hang":
         while True:
             time.sleep(3600)

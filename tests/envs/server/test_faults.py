@@ -52,7 +52,7 @@ def test_a_killed_worker_takes_one_session_with_it(client):
     begun = time.monotonic()
     again = begin(client, **HEAVY)
     assert client.step(again, move(1)).status == "OK"
-    assert time.monotonic() - begun < 30  # 5 s on a machine that has nothing else to do
+    assert time.monotonic() - begun < 60  # 5 s on a machine that has nothing else to do
     for session in (healthy, victim, again):
         client.close(session)
 
@@ -81,14 +81,14 @@ def test_an_exception_is_one_sessions_alone(client):
 
 @pytest.mark.parametrize("what", ["hang", "loop"])
 def test_a_step_that_never_ends_is_a_timeout_and_its_process_is_ended(client, what):
-    session = begin(client, **HEAVY, deadlines={"step": 0.5})
-    pid = int(client.step(session, move(0)).obs.text.split()[-1])
+    session, _ = client.create(WALK, {**HEAVY, "deadlines": {"step": 0.5}})
+    pid = int(client.reset(session, seed=next(SEEDS)).obs.text.split()[-1])
     begun = time.monotonic()
     reply = client.step(session, do(what))
     seconds = time.monotonic() - begun
     assert reply.status == "TIMEOUT"
     assert seconds >= 0.5
-    assert 500 <= reply.ms < 1500  # 0.55 s on a machine that has nothing else to do
+    assert 500 <= reply.ms < 10_000  # 0.55 s on a machine that has nothing else to do
     assert client.step(session, move(1)).status == "LOST"
     until(lambda: not lives(pid))
     client.close(session)
@@ -111,11 +111,13 @@ def test_a_late_result_goes_nowhere(client):
     assert client.stats()["late"] in (before, before + 1)  # it was ended before it was done, or dropped
 
 
-def test_a_session_that_waits_holds_up_no_other_in_its_process(client):
+def test_a_session_that_waits_holds_up_no_other_in_its_process(client, tmp_path):
     slow, quick = begin(client), begin(client)
-    client.post([(slow, "step", wire.pack_action(do("sleep 1"))), (quick, "step", wire.pack_action(move(1)))])
+    gate = tmp_path / "gate"
+    client.post([(slow, "step", wire.pack_action(do(f"wait {gate}"))), (quick, "step", wire.pack_action(move(1)))])
     first = until(lambda: client.poll(0.1))
     assert [reply.session for reply in first] == [quick]
+    gate.touch()
     assert until(lambda: client.poll(0.1))[0].session == slow
 
 
@@ -289,12 +291,12 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     hours = itertools.count()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(time, "time", lambda: 2e9 - 3600 * next(hours))
-    with Server(["server_envs:*"], workers=1, lease=0.5) as server, Client(server.address, server.token) as client:
+    with Server(["server_envs:*"], workers=1, lease=1.0) as server, Client(server.address, server.token) as client:
         session = begin(client)
         assert client.step(session, do("clock")).status == "OK"
-        replies = [client.step(session, do("sleep 0.1")) for _ in range(8)]  # longer than the lease
-        assert [reply.status for reply in replies] == ["OK"] * 8
-        assert all(100 <= reply.ms < 60_000 and 0.1 <= reply.info["latency"] < 60 for reply in replies)
+        replies = [client.step(session, do("sleep 0.2")) for _ in range(6)]  # longer than the lease
+        assert [reply.status for reply in replies] == ["OK"] * 6
+        assert all(200 <= reply.ms < 60_000 and 0.2 <= reply.info["latency"] < 60 for reply in replies)
         assert client.step(begin(client), do("sleep 30"), timeout=0.2).status == "TIMEOUT"
         stats = client.stats()
         assert "LEASE" not in stats["errors"]

@@ -65,23 +65,27 @@ def test_rows_come_in_the_order_of_the_ids(make):
     assert [state["step"] for state in vector.state([3, 1])] == [1, 0]
 
 
-def test_recv_gives_what_is_ready_first(make):
+def test_recv_gives_what_is_ready_first(make, tmp_path):
     vector = make(WALK, 3, 1)
     vector.reset()
-    vector.send([do("sleep 0.8"), do("sleep 0.3"), move(1)])
-    assert [vector.recv().ids.tolist() for _ in range(3)] == [[2], [1], [0]]
+    vector.send([do(f"wait {tmp_path / 'late'}"), do(f"wait {tmp_path / 'soon'}"), move(1)])
+    assert vector.recv().ids.tolist() == [2]
+    for name, id in (("soon", 1), ("late", 0)):
+        (tmp_path / name).touch()
+        assert vector.recv().ids.tolist() == [id]
 
 
-def test_recv_is_at_least_one_at_most_k_within_t(make):
+def test_recv_is_at_least_one_at_most_k_within_t(make, tmp_path):
     vector = make(WALK, 5, 3)
     vector.reset()
-    vector.send([move(1), move(1), do("sleep 1"), move(1), move(1)])
+    vector.send([move(1), move(1), do(f"wait {tmp_path / 'gate'}"), move(1), move(1)])
     first = vector.recv()
     assert len(first) == 3
-    second = vector.recv(timeout=0.2)  # the fourth is there, the fifth not
+    second = vector.recv(timeout=1.0)  # the fourth is there, the fifth not
     assert len(second) == 1
     with pytest.raises(TimeoutError):
         vector.recv(timeout=0.05)
+    (tmp_path / "gate").touch()
     assert vector.recv(min_items=3).ids.tolist() == [2]  # all that are on their way
     with pytest.raises(UserError, match="nothing is on its way"):
         vector.recv()
@@ -128,7 +132,7 @@ def test_what_a_crash_takes_comes_back_after_a_reset(make):
     assert vector.state()[1] is None
     begun = time.monotonic()
     assert vector.reset([1]).status == ["OK"]
-    assert time.monotonic() - begun < 30  # 5 s on a machine that has nothing else to do
+    assert time.monotonic() - begun < 60  # 5 s on a machine that has nothing else to do
     assert vector.step([move(1)] * 3).status == ["OK"] * 3
 
 
@@ -209,26 +213,28 @@ def test_a_save_that_fails_is_a_warning_and_the_episode_goes_on(make):
     assert vector.step([SAY] * 2).status == ["OK", "OK"]
 
 
-def test_a_slow_reset_delays_only_its_session(make):
+def test_a_slow_reset_delays_only_its_session(make, tmp_path):
     vector = make(WALK, 4, 1)
-    slow = make(WALK, 1, options={"slow_reset": 1.5})
+    slow = make(WALK, 1, options={"gate": str(tmp_path / "gate")})
     vector.reset()
     slow.send_reset()
-    begun = time.monotonic()
     for _ in range(10):
-        vector.step([move(0)] * 4)
-    assert not slow._inbox
-    assert time.monotonic() - begun < 1.4
+        assert vector.step([move(0)] * 4).status == ["OK"] * 4
+    with pytest.raises(TimeoutError):
+        slow.recv(timeout=0.05)
+    (tmp_path / "gate").touch()
     assert slow.recv().status == ["OK"]
 
 
-def test_a_reset_ahead_steps_in_where_an_episode_ends(make):
-    vector = make(WALK, 2, ahead=2, seed=3, options={"slow_reset": 0.8})
+def test_a_reset_ahead_steps_in_where_an_episode_ends(make, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    vector = make(WALK, 2, ahead=2, seed=3, options={"gate": str(gate)})
     first = vector.reset()
     until(lambda: vector._pump(0.05) or all(spare.ready for spare in vector._spares))
-    begun = time.monotonic()
+    gate.unlink()  # a reset that begins now does not end
     second = vector.reset()
-    assert time.monotonic() - begun < 0.7
+    gate.touch()
     plain = make(WALK, 2, seed=3)
     assert [info["seed"] for info in first.info] == [info["seed"] for info in plain.reset().info]
     assert [info["seed"] for info in second.info] == [info["seed"] for info in plain.reset().info]
@@ -259,19 +265,20 @@ def test_an_episode_whose_reset_failed_comes_again(make):
     assert vector.reset().info[0]["episode"] == 0
 
 
-def test_one_episode_a_hundred_times_as_long_holds_up_no_other(make):
-    vector = make(WALK, 4, 1)
+def test_one_episode_a_hundred_times_as_long_holds_up_no_other(make, tmp_path):
+    vector = make(WALK, 4, 1, options={"max_steps": 1000})
     vector.reset()
-    vector.send([do("sleep 1.5")], [0])
+    vector.send([do(f"wait {tmp_path / 'gate'}")], [0])
     counts = collections.Counter()
     vector.send([move(0)] * 3, [1, 2, 3])
-    while 0 not in counts:
+    while min(counts[id] for id in (1, 2, 3)) < 100:
         batch = vector.recv()
+        assert batch.status == ["OK"]
         counts.update(batch.ids.tolist())
         vector.send([move(0)], batch.ids)
-        if batch.truncated.any():
-            break
-    assert min(counts[id] for id in (1, 2, 3)) >= 10
+    assert counts[0] == 0
+    (tmp_path / "gate").touch()
+    until(lambda: 0 in vector.recv().ids)
 
 
 def test_own_server_starts_and_ends_with_the_vector():
@@ -316,33 +323,38 @@ def test_a_wrong_name_is_one_message():
 
 
 def test_streaming_keeps_log_normal_environments_busy(make):
-    """Utilisation at least 0.75 and three times the barrier's throughput (agent-environments 8.3)."""
+    """Utilisation at least 0.75 and three times the barrier's throughput (agent-environments 8.3), in the best of three tries:
+    the machine may be busy with other things."""
     sleepers = {"name": [SLEEPER] * 32, "num_envs": 32, "options": [{"seed": seed} for seed in range(32)]}
-    streaming = make(**sleepers, batch_size=8)
-    busy, steps = 0.0, 0
+    streaming, lockstep = make(**sleepers, batch_size=8), make(**sleepers)
     streaming.reset()
     streaming.send([SAY] * 32)
     for _ in range(8):  # warm: which environments are slow is learned
         batch = streaming.recv()
         streaming.send([SAY] * len(batch), batch.ids)
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < 2:
-        batch = streaming.recv()
-        busy += sum(info["slept"] for info in batch.info)
-        steps += len(batch)
-        streaming.send([SAY] * len(batch), batch.ids)
-    wall = time.perf_counter() - begun
-    utilisation, rate = busy / (32 * wall), steps / wall
-    lockstep = make(**sleepers)
     lockstep.reset()
     lockstep.step([SAY] * 32)
-    begun = time.perf_counter()
-    for _ in range(5):
-        lockstep.step([SAY] * 32)
-    barrier = 5 * 32 / (time.perf_counter() - begun)
-    print(f"utilisation {utilisation:.2f}, {rate / barrier:.1f} times lock-step")
-    assert utilisation >= 0.75
-    assert rate >= 3 * barrier
+    found = []
+    for _ in range(3):
+        busy, steps, begun = 0.0, 0, time.perf_counter()
+        while time.perf_counter() - begun < 1.5:
+            batch = streaming.recv()
+            busy += sum(info["slept"] for info in batch.info)
+            steps += len(batch)
+            streaming.send([SAY] * len(batch), batch.ids)
+        wall = time.perf_counter() - begun
+        left = 32
+        while left:  # nothing goes on beside the other
+            left -= len(streaming.recv())
+        begun = time.perf_counter()
+        for _ in range(3):
+            lockstep.step([SAY] * 32)
+        barrier = 3 * 32 / (time.perf_counter() - begun)
+        streaming.send([SAY] * 32)
+        found.append((busy / (32 * wall), steps / wall / barrier))
+        if found[-1][0] >= 0.75 and found[-1][1] >= 3:
+            return
+    pytest.fail(f"utilisation, and times lock-step: {found}")
 
 
 def test_the_pool_starts_after_jax_was_used_and_nothing_forks(recwarn):
