@@ -3,6 +3,7 @@
 import http.server
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -121,6 +122,8 @@ def test_a_page_reaches_neither_other_files_nor_the_network(sandbox: None, serve
         browser.evaluate(f"void (location.href = '{server}/location')")
         browser.advance(500)
     assert Handler.seen == []
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{server}/fetch", timeout=60).close()
+    assert [path for _, path, _ in Handler.seen] == ["/fetch"]  # the control: who is not confined gets there
 
 
 def test_a_prefix_that_is_named_can_be_reached_and_no_other(server: str, tmp_path: Path):

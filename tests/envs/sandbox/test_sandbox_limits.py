@@ -127,14 +127,29 @@ def test_tmp_and_shared_memory_are_small(tmp_path):
 def test_nothing_survives_the_end_of_a_session(tmp_path):
     sandbox = Sandbox(tmp_path)
     shell = Shell(sandbox)
-    shell.run("(trap '' HUP TERM INT; setsid nohup sleep 1000 >/dev/null 2>&1 &) ; sleep 1000 & disown -a")
+    run_away = "(trap '' HUP TERM INT; setsid nohup sleep 1000 >/dev/null 2>&1 &) ; sleep 1000 & disown -a"
+    shell.run(run_away)
+    wait_until(lambda: sum(alive(pid) for pid in sandbox.pids()) >= 5)  # two of bubblewrap, bash, two sleepers
     pids = sandbox.pids()
     assert shell.live()
-    assert sum(alive(pid) for pid in pids) >= 5  # two of bubblewrap, bash, two sleepers
     sandbox.close()
     assert not any(alive(pid) for pid in pids)
     sandbox.close()
     shell.close()
+    # The control: on the host the same command leaves a process behind, though its whole group is killed.
+    print_pid = run_away.replace("setsid nohup", "setsid nohup bash -c 'echo $$ >&3; exec \"$@\"' -").replace(
+        "disown -a", "wait"
+    )
+    read, write = os.pipe()
+    host = subprocess.Popen(["bash", "-c", f"exec 3>&{write}; {print_pid}"], pass_fds=[write], start_new_session=True)
+    os.close(write)
+    left = int(os.read(read, 100))
+    os.close(read)
+    os.killpg(host.pid, signal.SIGKILL)
+    host.wait(60)
+    assert alive(left)
+    os.kill(left, signal.SIGKILL)
+    wait_until(lambda: not alive(left))
 
 
 def test_nothing_survives_its_killed_server(tmp_path):
