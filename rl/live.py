@@ -3,7 +3,8 @@
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,18 +18,28 @@ BARS = "▁▂▃▄▅▆▇█"
 BARS_ASCII = "_.-~=+*#"  # for a terminal without Unicode
 WIDTH = 56  # of the sparkline, in characters
 ABSENT = "-"
+RECENT = 10  # updates from whose time the rest is estimated: the first ones compile
 
 
 class View:
     """Shows what `rl.trainer.Trainer.run` yields. A context manager; nothing is drawn outside of it."""
 
-    def __init__(self, console: Console, title: str, updates: int, *, optimum: float | None = None):
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        updates: int,
+        *,
+        optimum: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """
         Args:
           console: where to; a screen that is drawn anew if it is a terminal, else plain lines.
           title: of the screen.
           updates: of the whole run.
           optimum: the best mean reward that is possible, where that is known.
+          clock: seconds.
         """
         self.console, self.title, self.updates, self.optimum = console, title, updates, optimum
         self.rewards: list[float] = []
@@ -36,8 +47,9 @@ class View:
         self._evaluation: dict[str, float] = {}
         self._evaluated = 0
         self._said = "the first update is under way"
-        self._begin = self._shown = time.monotonic()
-        self._first: int | None = None
+        self._clock = clock
+        self._begin = self._last = clock()
+        self._lasted: deque[float] = deque(maxlen=RECENT)  # seconds of the last updates
         self._live = Live(console=console, get_renderable=self.screen, refresh_per_second=2) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -51,16 +63,15 @@ class View:
 
     def say(self, text: str) -> None:
         """A remark: what was imitated, how far the critic got, where the run goes on."""
-        self._said = text
+        self._said, self._last = text, self._clock()
         if self._live is None:
             self.console.print(Text(text), soft_wrap=True)
 
     def show(self, figures: Mapping[str, float]) -> None:
         """The figures of an update; ``update`` counts from 0. What is missing is left out."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first, self._begin = int(figures["update"]), self._shown
-        self._shown = now
+        now = self._clock()
+        self._lasted.append(now - self._last)
+        self._last = now
         self._figures = dict(figures)
         evaluation = {name.removeprefix("eval/"): value for name, value in figures.items() if name.startswith("eval/")}
         if evaluation:
@@ -77,7 +88,7 @@ class View:
         """What a terminal shows now: at most 16 lines of 78 columns."""
         figures = self._figures
         if not figures:
-            return Panel(Text(f"{self._said}\n{_clock(time.monotonic() - self._begin)}"), title=Text(self.title), width=78)
+            return Panel(Text(f"{self._said}\n{_time(self._clock() - self._begin)}"), title=Text(self.title), width=78)
 
         def number(name: str) -> str:
             return number_of(figures.get(name))
@@ -111,10 +122,10 @@ class View:
         return Panel(Group(*parts), title=Text(self.title), width=78)
 
     def _progress(self) -> str:
-        done, first = int(self._figures["update"]) + 1, self._first or 0
-        each = (self._shown - self._begin) / max(done - first, 1)
-        left = f", about {_clock(each * (self.updates - done))} left" if done < self.updates else ""
-        return f"update {done} of {self.updates}, {_clock(time.monotonic() - self._begin)}{left}"
+        done = int(self._figures["update"]) + 1
+        each = sum(self._lasted) / len(self._lasted)
+        left = f", about {_time(each * (self.updates - done))} left" if done < self.updates else ""
+        return f"update {done} of {self.updates}, {_time(self._clock() - self._begin)}{left}"
 
     def _reward(self) -> str:
         text = number_of(self._figures.get("reward/outcome"))
@@ -188,7 +199,7 @@ def _failures(figures: Mapping[str, float]) -> str:
     return f"{percent(figures.get('env/failed_frac'))}, {figures.get('env/retries', 0):.0f}"
 
 
-def _clock(seconds: float) -> str:
+def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -73,6 +73,20 @@ def test_a_screen_shows_the_run():
     assert max(map(len, lines)) <= 80
 
 
+def test_the_rest_is_estimated_from_the_last_updates():
+    now = 0.0
+    view = View(terminal(), "run", 100, clock=lambda: now)
+    now = 500.0
+    view.say("imitated random play")  # what comes before the updates is no part of them
+    for update in range(12):
+        now += 300.0 if update == 0 else 4.0  # the first one compiles
+        view.show({"update": update})
+    assert "update 12 of 100, 14:04, about 5:52 left" in screen(view)  # 500 + 300 + 11 * 4 s; 88 * 4 s
+    now += 3600
+    view.show({"update": 99})
+    assert "update 100 of 100, 1:14:04 " in screen(view)
+
+
 def test_a_screen_before_the_first_update_shows_what_is_done():
     view = View(terminal(), "run", 10)
     assert "the first update is under way" in screen(view)
