@@ -127,8 +127,7 @@ def test_tmp_and_shared_memory_are_small(tmp_path):
 def test_nothing_survives_the_end_of_a_session(tmp_path):
     sandbox = Sandbox(tmp_path)
     shell = Shell(sandbox)
-    run_away = "(trap '' HUP TERM INT; setsid nohup sleep 1000 >/dev/null 2>&1 &) ; sleep 1000 & disown -a"
-    shell.run(run_away)
+    shell.run("(trap '' HUP TERM INT; setsid nohup sleep 1000 >/dev/null 2>&1 &) ; sleep 1000 & disown -a")
     wait_until(lambda: sum(alive(pid) for pid in sandbox.pids()) >= 5)  # two of bubblewrap, bash, two sleepers
     pids = sandbox.pids()
     assert shell.live()
@@ -136,17 +135,12 @@ def test_nothing_survives_the_end_of_a_session(tmp_path):
     assert not any(alive(pid) for pid in pids)
     sandbox.close()
     shell.close()
-    # The control: on the host the same command leaves a process behind, though its whole group is killed.
-    print_pid = run_away.replace("setsid nohup", "setsid nohup bash -c 'echo $$ >&3; exec \"$@\"' -").replace(
-        "disown -a", "wait"
-    )
-    read, write = os.pipe()
-    host = subprocess.Popen(["bash", "-c", f"exec 3>&{write}; {print_pid}"], pass_fds=[write], start_new_session=True)
-    os.close(write)
-    left = int(os.read(read, 100))
-    os.close(read)
+    # The control: on the host the same leaves a process behind, though its shell is killed with its whole group.
+    control = "(trap '' HUP TERM INT; setsid nohup bash -c 'echo $$; exec sleep 1000 >/dev/null' 2>/dev/null &) ; sleep 1000"
+    host = subprocess.Popen(["bash", "-c", control], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    left = int(host.stdout.readline())
     os.killpg(host.pid, signal.SIGKILL)
-    host.wait(60)
+    host.communicate(timeout=60)
     assert alive(left)
     os.kill(left, signal.SIGKILL)
     wait_until(lambda: not alive(left))
