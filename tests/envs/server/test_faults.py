@@ -253,6 +253,7 @@ def test_a_thousand_sessions_leave_nothing_behind(client, server):
             "processes": len(pids),
             "descriptors": sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (server.pid, *pids)),
             "segments": len(list(Path("/dev/shm").glob(prefix + "*"))),
+            "files": len(list(Path(server.address.removeprefix("ipc://")).parent.rglob("*"))),
             "memory": kilobytes(server.pid) + sum(map(kilobytes, pids)),
         }
 
@@ -275,7 +276,7 @@ def test_a_thousand_sessions_leave_nothing_behind(client, server):
     before = measure()
     cycles(1000)
     after = until(lambda: (found := measure())["segments"] == before["segments"] and found)
-    assert after["processes"] == before["processes"]
+    assert (after["processes"], after["files"]) == (before["processes"], before["files"])
     assert after["descriptors"] <= before["descriptors"] + 2
     assert after["memory"] <= before["memory"] * 1.1
 

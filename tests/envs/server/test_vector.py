@@ -136,6 +136,18 @@ def test_what_a_crash_takes_comes_back_after_a_reset(make):
     assert vector.step([move(1)] * 3).status == ["OK"] * 3
 
 
+def test_a_step_that_hangs_ends_its_session_and_a_reset_replaces_it(make):
+    heavy = {"weight": "heavy"}
+    vector = make([WALK] * 2, 2, options=[heavy, {**heavy, "deadlines": {"step": 0.5}}])
+    pids = [obs.text.split()[-1] for obs in vector.reset().obs]
+    batch = vector.step([do("sleep 0.1"), do("hang")])
+    assert (batch.status[1], batch.truncated[1], batch.reward[1]) == ("TIMEOUT", True, 0.0)
+    assert batch.status[0] == "OK"
+    again = vector.reset([1])
+    assert (again.status, again.info[0]["episode"]) == (["OK"], 1)
+    assert again.obs[0].text.split()[-1] not in pids
+
+
 def test_an_episode_has_the_same_seed_in_any_order_and_on_any_worker(make):
     def walks(order: list[int], **options) -> dict[int, list[int]]:
         vector = make(WALK, 3, seed=5, options=options)
