@@ -95,7 +95,9 @@ def test_help_shows_every_setting_with_the_presets_value(capsys: pytest.CaptureF
     for name in ("--model", "--updates", "--seed", "--eval-every", "--eval-episodes", "--checkpoint-every", "--keep", "--out"):
         assert f"{name} " in text
     assert "--rollout.env STR name of the environment (default: toy/maze)" in text
-    assert "most tokens of an episode (default: 256)" in text
+    steps, own = PRESETS["toy-maze"].imitate.steps, PRESETS["toy-maze"].optim.actor_lr
+    assert f"--imitate.steps INT optimiser steps (default: {steps})" in text
+    assert f"--optim.actor-lr FLOAT of the policy (VAPO: 1e-6) (default: {own})" in text
     assert cli.main(["train", "--help"]) == 0
     assert "(default: toy/hilo)" in capsys.readouterr().out
     assert not Trainer.made
@@ -151,7 +153,7 @@ def test_a_folder_of_another_run_is_refused(capsys: pytest.CaptureFixture[str]):
     err = capsys.readouterr().err
     assert err == (
         "jaxllm: runs/toy-hilo holds a run with other settings; choose another --out, or remove it:\n"
-        "  updates is 100 there, not 7\n"
+        f"  updates is {PRESETS['toy-hilo'].updates} there, not 7\n"
     )
     assert not Trainer.made
 
