@@ -11,65 +11,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from envs.server import arena, auth, discover, wire
+from envs.server import arena, auth, discover, settings
 from jaxllm.errors import UserError
 
 START_SECONDS = 60.0  # that a server may take until it serves
 STOP_SECONDS = 10.0  # that it may take to end its workers
 LONGEST_PATH = 80  # bytes of a folder in which sockets can be made; the system allows 107 with their names
-HEAVY = 16  # processes for heavy sessions, by default
-RESTARTS, WINDOW = 5, 300.0  # restarts of a worker within so many seconds
-
-
-def _options(
-    patterns: Sequence[str],
-    *,
-    workers: int | None = None,
-    bind: str | None = None,
-    heavy: int = HEAVY,
-    max_sessions: int = 256,
-    lease: float = 600.0,
-    deadlines: Mapping[str, float] | None = None,
-    encrypt: bool | None = None,
-    token: str | None = None,
-    token_file: str | Path | None = None,
-    metrics_port: int | None = None,
-    restarts: int = RESTARTS,
-    window: float = WINDOW,
-    check_memory: bool = False,
-) -> dict[str, Any]:
-    """Settings of a server as plain JSON, checked. Raises UserError."""
-    if isinstance(patterns, str) or not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise UserError(f"a server needs the names of what it may make, such as ['games/*'], not {patterns!r}")
-    workers = min(os.cpu_count() or 1, 8) if workers is None else workers
-    for what, number in (("workers", workers), ("heavy", heavy), ("max_sessions", max_sessions), ("lease", lease)):
-        if number <= 0:
-            raise UserError(f"{what} is a number above 0, not {number}")
-    if wrong := set(deadlines or {}) - set(wire.OPS):
-        raise UserError(f"there is a deadline for {', '.join(sorted(wrong))}; operations are {', '.join(wire.OPS)}")
-    if bind is not None:
-        encrypt = (not auth.is_local(bind)) if encrypt is None else encrypt
-        auth.check_bind(bind, "always", encrypt)
-    return {
-        "patterns": list(patterns),
-        "workers": workers,
-        "bind": bind,
-        "heavy": heavy,
-        "max_sessions": max_sessions,
-        "lease": lease,
-        "deadlines": dict(deadlines or {}),
-        "encrypt": bool(encrypt),
-        "token": token,
-        "token_file": None if token_file is None else str(token_file),
-        "metrics_port": metrics_port,
-        "restarts": restarts,
-        "window": window,
-        "check_memory": check_memory,
-    }
 
 
 class Server:
@@ -95,8 +46,8 @@ class Server:
     Raises UserError for a wrong setting, or if the server does not start.
     """
 
-    def __init__(self, patterns: Sequence[str], **settings: Any):
-        options = _options(patterns, **settings)
+    def __init__(self, patterns: Sequence[str], **given: Any):
+        options = settings.checked(patterns, **given)
         self.address = self.token = ""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "envs.server.launch"],
@@ -161,7 +112,7 @@ def _read_line(process: subprocess.Popen, seconds: float) -> dict[str, Any]:
     return json.loads(line)
 
 
-def serve(patterns: Sequence[str], **settings: Any) -> int:
+def serve(patterns: Sequence[str], **given: Any) -> int:
     """Serves here, in the main thread, until SIGTERM or Ctrl-C; prints the address and where the token is.
 
     Settings as of `Server`. Returns the exit code: 0 after SIGTERM, 130 after Ctrl-C. Raises UserError for a wrong setting.
@@ -172,7 +123,7 @@ def serve(patterns: Sequence[str], **settings: Any) -> int:
         if metrics:
             print(f"figures at {metrics}", flush=True)
 
-    return _run(_options(patterns, **settings), started, None)
+    return _run(settings.checked(patterns, **given), started, None)
 
 
 def main() -> None:

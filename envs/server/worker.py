@@ -29,8 +29,9 @@ import zmq
 
 from envs import registry
 from envs.api import Env, EnvSpec, Invalid, LostError, Obs, StepResult
-from envs.server import wire
+from envs.server import checks, wire
 from envs.server.arena import Slots
+from envs.server.checks import BadObservationError, Shapes
 from jaxllm.errors import UserError
 
 SLOW = 0.002  # seconds of an operation from which on the session is given a thread of its own
@@ -60,17 +61,13 @@ class Stop(BaseException):
     """The router wants this process to end."""
 
 
-class BadObservationError(Exception):
-    """What an environment returned is not what an environment returns."""
-
-
 @dataclasses.dataclass(eq=False)
 class Session:
     """One environment, and what is known of it."""
 
     env: Env
     spec: EnvSpec
-    shapes: dict[str, tuple[Any, Any]] | None = None  # name -> dtype and shape, of the first observation
+    shapes: Shapes | None = None  # of the first observation
     last: Obs | None = None
     over: bool = True  # before the first reset, and after the end
     slow: bool = False
@@ -305,15 +302,9 @@ class Worker:
         return "OK", data
 
     def _pack(self, session: Session, result: StepResult, buffers: list[np.ndarray]) -> bytes:
-        reward = result.reward
-        if type(reward) is not float:
-            if not isinstance(reward, (int, float, np.number)):
-                raise BadObservationError(f"a reward is a finite number, not {type(reward).__name__}")
-            reward = float(reward)
-        if not -_LARGEST <= reward <= _LARGEST:
-            raise BadObservationError(f"a reward of {reward}")
+        reward = checks.reward(result.reward)
         obs = result.obs
-        check_obs(obs, session)
+        session.shapes = checks.arrays(obs, session.shapes)
         session.last = obs
         try:
             return wire.pack(
@@ -334,38 +325,6 @@ class Worker:
 
 
 _NOW = struct.Struct("<q")
-_LARGEST = sys.float_info.max
-
-
-def check_obs(obs: Obs, session: Session) -> None:
-    """Raises BadObservationError for what must not reach a learner."""
-    if not isinstance(obs, Obs):
-        raise BadObservationError(f"an observation is an envs.Obs, not {type(obs).__name__}")
-    if obs.text is not None and not isinstance(obs.text, str):
-        raise BadObservationError(f"an observation's text is {type(obs.text).__name__}")
-    if obs.screenshot is not None and not isinstance(obs.screenshot, bytes):
-        raise BadObservationError(
-            f"an observation's screenshot is {type(obs.screenshot).__name__}; it holds the bytes of a file"
-        )
-    if not obs.arrays:
-        if session.shapes:
-            raise BadObservationError(f"an observation without {', '.join(session.shapes)}")
-        return
-    shapes = {}
-    for name, array in obs.arrays.items():
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-            raise BadObservationError(f"{name} is no array of numbers")
-        if array.dtype.kind in "fc" and np.isnan(array).any():
-            raise BadObservationError(f"{name} holds NaN")
-        shapes[name] = (array.dtype, array.shape)
-    if session.shapes is None:
-        session.shapes = shapes
-    elif shapes != session.shapes:
-        raise BadObservationError(f"arrays of {_shown(shapes)}, where the first observation had {_shown(session.shapes)}")
-
-
-def _shown(shapes: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in shapes.items()) or "none"
 
 
 def main(folder: str, number: str, parent: str, crc: str) -> None:
