@@ -66,7 +66,7 @@ def test_minigrid_tells_mission_view_and_what_lies_where() -> None:
 
 
 def check_connector(text: str) -> None:
-    """What each agent may do follows from the board: it moves onto free cells and its own target, and stays when it is there."""
+    """What an agent may do follows from the board: it moves onto free cells and its own target, and stays once it is there."""
     lines = text.split("\n")
     grid = {(y, x): cell for y, line in enumerate(lines[1:11]) for x, cell in enumerate(line.split())}
     assert len(grid) == 100
