@@ -30,6 +30,7 @@ from jaxllm.sharding import constrain
 KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, K, S, C]
 
 FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
+UNROLL = 4  # layers of a scan in one piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +50,14 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
     """``x`` [..., I] times the transpose of ``weight`` [O, I], ``[..., O]``, accumulated in and returned as float32.
 
     XLA on CPU is slow at small products with the weights on the right and, in bfloat16, at a single row: there the weights go
-    on the left, and a single row is doubled.
+    on the left, and a single row is doubled. Of many rows it transposes the gradient slowly unless they are one axis.
     """
-    rows = math.prod(x.shape[:-1])
-    if jax.default_backend() != "cpu" or rows > FEW_ROWS or (rows == 1 and weight.dtype == jnp.float32):
+    if jax.default_backend() != "cpu":
         return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+    rows = math.prod(x.shape[:-1])
     flat = x.reshape(rows, -1)
+    if rows > FEW_ROWS or (rows == 1 and weight.dtype == jnp.float32):
+        return jnp.einsum("ni,oi->no", flat, weight, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], -1)
     if rows == 1:
         flat = jnp.concatenate([flat, flat])
     columns = jnp.einsum("oi,bi->ob", weight, flat, preferred_element_type=jnp.float32)
@@ -293,7 +296,7 @@ def _scan(
         leaves, layer = scanned
         return _run(nnx.merge(definition, leaves), ctx, layer, *carry), None
 
-    return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)))[0]
+    return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)), unroll=min(count, UNROLL))[0]
 
 
 def _rematerialised(function: Callable, remat: bool) -> Callable:

@@ -142,11 +142,11 @@ def whiten(advantages: jax.Array, mask: jax.Array, eps: float = 1e-8) -> jax.Arr
 class Chains:
     """Trajectories that are spread over several rows, each as one chain of its policy tokens in the order of turns."""
 
-    index: np.ndarray  # int32 [C, L] position in the flattened rows [B * T]; -1 after the chain's end
+    index: np.ndarray | jax.Array  # int32 [C, L] position in the flattened rows [B * T]; -1 after the chain's end
     shape: tuple[int, int]  # B, T
 
     @property
-    def mask(self) -> np.ndarray:
+    def mask(self) -> np.ndarray | jax.Array:
         """bool [C, L]: where a chain has a token."""
         return self.index >= 0
 

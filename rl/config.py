@@ -86,6 +86,8 @@ class Algo:
     """tokens below the limit over which it falls"""
     format_weight: float = 0.0
     """weight of the share of turns that could not be read, as a penalty"""
+    allow_reward_inversion: bool = False
+    """whether penalties may be so large that a clean failure beats an untidy success"""
     importance_cap: float = 2.0
     """of the weight that corrects for the sampler's older weights (AReaL)"""
 
@@ -109,8 +111,8 @@ class Rollout:
     """episodes under way at one time"""
     temperature: float = 1.0
     """of the sampled distribution, and of the trainer's"""
-    context: int = 128
-    """most tokens of an episode"""
+    context: int = 64
+    """most tokens of an episode, and the width of every batch"""
     max_turns: int = 16
     """of an episode"""
     max_tokens: int = 64
@@ -219,12 +221,32 @@ def _problems(config: TrainConfig) -> Any:
         yield f"algo.name {algo.name} compares the episodes of a group: rollout.group_size must be at least 2"
     if algo.dynamic_sampling and algo.critic:
         yield "algo.dynamic_sampling keeps groups of unequal outcomes; with a critic no group is needed"
-    if algo.positive_nll < 0 or algo.kl < 0 or algo.format_weight < 0:
-        yield "algo.positive_nll, algo.kl and algo.format_weight are weights of 0 or more"
+    for where, name, least in (
+        ("algo", "positive_nll", 0), ("algo", "kl", 0), ("algo", "format_weight", 0), ("algo", "omega", 0),
+        ("algo", "value_pretrain", 0), ("algo", "max_resample_rounds", 1), ("algo", "min_group_size", 1),
+        ("optim", "warmup", 0), ("optim", "weight_decay", 0), ("optim", "actor_lr", 0), ("optim", "critic_lr", 0),
+        ("imitate", "episodes", 1), ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
+        ("rollout", "max_failed_fraction", 0), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
+        ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "checkpoint_every", 0),
+    ):  # fmt: skip
+        value = getattr(getattr(config, where) if where else config, name)
+        if value < least:
+            yield f"{where + '.' if where else ''}{name} must be at least {least}, found {value}"
+    if algo.importance_cap <= 0 or (algo.eps_v is not None and algo.eps_v <= 0) or (algo.denominator or 1) <= 0:
+        yield "algo.importance_cap, algo.eps_v and algo.denominator must be positive"
+    if play.seconds <= 0 or play.max_failed_fraction > 1:
+        yield "rollout.seconds must be positive, and rollout.max_failed_fraction at most 1"
+    if not algo.critic and algo.min_group_size > play.group_size:
+        yield f"algo.min_group_size {algo.min_group_size} drops every group of {play.group_size} episodes"
+    if config.model == "tiny" and play.context > TINY.max_position_embeddings:
+        yield f"rollout.context {play.context} exceeds the model's {TINY.max_position_embeddings} positions"
     if algo.overlong_limit and not 0 < algo.overlong_buffer <= algo.overlong_limit:
         yield "algo.overlong_buffer must be in (0, overlong_limit]"
-    if algo.format_weight + bool(algo.overlong_limit) >= 1 and (algo.format_weight or algo.overlong_limit):
-        yield "algo.format_weight and the overlong penalty could make a clean failure beat an untidy success: together below 1"
+    if algo.format_weight + bool(algo.overlong_limit) >= 1 and not algo.allow_reward_inversion:
+        yield (
+            "algo.format_weight and the overlong penalty of up to 1 could make a clean failure beat an untidy success; "
+            "algo.allow_reward_inversion permits it"
+        )
     if play.temperature <= 0:
         yield "rollout.temperature must be positive: a greedy sampler explores nothing and has no log-probabilities"
     if min(play.groups, play.group_size, play.slots, play.max_turns, play.max_tokens, play.max_tokens_per_turn) < 1:
@@ -236,22 +258,25 @@ def _problems(config: TrainConfig) -> Any:
         yield f"optim.mini_batches {optim.mini_batches} does not divide {play.groups} groups, which stay whole"
     elif episodes % (optim.mini_batches * optim.micro_batches):
         yield f"{optim.mini_batches} mini-batches of {optim.micro_batches} micro-batches do not divide {episodes} episodes"
-    if min(optim.actor_lr, optim.critic_lr) < 0 or optim.clip_norm <= 0:
-        yield "learning rates are 0 or more, optim.clip_norm is positive"
+    if optim.clip_norm <= 0:
+        yield "optim.clip_norm must be positive"
     if config.imitate.steps and config.imitate.policy == "none":
         yield "imitate.steps needs imitate.policy: random or oracle"
     if config.model == "tiny" and not config.imitate.steps:
         yield "a model of random weights never writes an action: let it imitate first (imitate.policy random, imitate.steps)"
 
 
+# Episodes of eight sampled tokens: by the published alpha of 0.05 the adaptive lambda would be 0 up to twenty.
 _TOY = TrainConfig(
-    optim=Optim(actor_lr=3e-4, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
-    imitate=Imitate(policy="random", episodes=1024, steps=100),
+    algo=Algo(alpha=1.0, value_pretrain=10),
+    rollout=Rollout(groups=64, group_size=1),
+    optim=Optim(actor_lr=1e-3, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
+    imitate=Imitate(policy="random", episodes=1024, steps=60, batch=32),
 )
 
 PRESETS: dict[str, TrainConfig] = {
     "toy-hilo": _TOY,
     "toy-keys": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/keys")),
-    "toy-maze": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/maze", context=256)),
+    "toy-maze": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/maze", context=192)),
 }
 """Runs that are known to work, by name."""

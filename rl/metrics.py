@@ -24,6 +24,7 @@ def of_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     stops = Counter(one.stop for one in trajectories)
     figures = {f"stop/{stop.value}": stops[stop] / max(len(trajectories), 1) for stop in Stop}
     figures["env/failed_frac"] = (len(trajectories) - len(kept)) / max(len(trajectories), 1)
+    figures["env/timeout"] = figures["stop/timeout"]
     figures["env/retries"] = float(sum(one.attempt for one in trajectories))
     if kept:
         turns = [turn for one in kept for turn in one.turns]
@@ -54,7 +55,7 @@ class Writer:
         partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         partial.replace(folder / FILE)
         self._file = (folder / FILE).open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "events"), purge_step=resume_at or None)
+        self._events = SummaryWriter(str(folder / "events"), purge_step=resume_at)
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
         """Adds the figures of one update. A figure that is not finite is written as null."""
@@ -62,7 +63,8 @@ class Writer:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         for name, value in figures.items():
-            self._events.add_scalar(name, value, update)
+            if math.isfinite(value):
+                self._events.add_scalar(name, value, update)
 
     def close(self) -> None:
         """Flushes and closes both."""

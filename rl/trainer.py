@@ -33,6 +33,7 @@ from rl.bytes import byte_tokenizer
 from rl.codec import ChatCodec, Codec, PlainCodec
 from rl.config import TINY, TrainConfig
 from rl.engine import Engine
+from rl.figures import of_update
 from rl.rollout import Budget, Episode, rollout, scripted
 from rl.state import Checkpoints, Counters, save_config
 from rl.types import Batch, Trajectory
@@ -103,7 +104,11 @@ class Trainer:
         clock.lap("play")
         batch, anchors = self._batch(trajectories, group_of)
         scores = update.score(self.setting, self.state, jnp.asarray(batch.tokens))
-        aims, figures = update.targets(self.setting, batch, scores, anchors)
+        shaping, figures = self._shaping(trajectories)
+        aims, aimed = update.targets(self.setting, batch, scores, anchors, shaping)
+        judged = {"values": aims.values, "returns": aims.returns} if self.config.algo.critic else {}
+        figures |= aimed
+        figures |= of_update(batch, scores[1], [one.env for one in trajectories], self.engine.version, **judged)
         clock.lap("score")
         steps: list[dict[str, Any]] = []
         for rows in self._mini_batches(batch):
@@ -180,12 +185,28 @@ class Trainer:
         play, optim = self.config.rollout, self.config.optim
         segments = sum(1 + sum(turn.rewritten for turn in one.turns[1:]) for one in trajectories)
         rows = max(play.groups * play.group_size, segments)
-        batch = tokens.make_batch(trajectories, group_of, multiple=optim.mini_batches * optim.micro_batches, num_rows=rows)
+        multiple = optim.mini_batches * optim.micro_batches
+        batch = tokens.make_batch(
+            trajectories, group_of, multiple=multiple, num_rows=-(-rows // multiple) * multiple, buckets=(play.context,)
+        )
         if self.config.algo.name != "gigpo":
             return batch, None
         width = max(len(one.turns) for one in trajectories)
         keys = [[turn.state for turn in one.turns] for one in trajectories]
         return batch, groups.anchor_ids(keys, group_of, tokens.bucket(width))
+
+    def _shaping(self, trajectories: list[Trajectory]) -> tuple[np.ndarray | None, dict[str, float]]:
+        """Rewards beside the outcome, by trajectory, and their means."""
+        algo = self.config.algo
+        parts = {}
+        if algo.format_weight:
+            wrong = [sum(turn.error is not None for turn in one.turns) / max(len(one.turns), 1) for one in trajectories]
+            parts["reward/fmt"] = -algo.format_weight * np.array(wrong)
+        if algo.overlong_limit:
+            lengths = jnp.array([one.policy_tokens for one in trajectories])
+            parts["reward/len"] = np.asarray(losses.overlong_penalty(lengths, algo.overlong_limit, algo.overlong_buffer))
+        total = sum(parts.values(), np.zeros(len(trajectories))) if parts else None
+        return total, {name: float(part.mean()) for name, part in parts.items()}
 
     # Stepping.
 
@@ -225,7 +246,8 @@ class Trainer:
 
     def _watch(self, steps: list[dict[str, Any]]) -> None:
         for step in steps:
-            self._skipped = self._skipped + 1 if step.get("skipped") else 0
+            skipped = step.get("ppo/skipped") or step.get("critic/skipped")
+            self._skipped = self._skipped + 1 if skipped else 0
             if self._skipped >= MAX_SKIPPED:
                 raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
 

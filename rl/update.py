@@ -22,6 +22,7 @@ from rl import advantages as adv
 from rl import critic as critics
 from rl import groups, losses, offpolicy, policy
 from rl.config import Algo, Optim
+from rl.tokens import bucket as _bucket
 from rl.types import Batch
 
 
@@ -93,6 +94,7 @@ def targets(
     batch: Batch,
     scores: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     anchor_id: np.ndarray | None = None,
+    shaping: np.ndarray | None = None,
 ) -> tuple[Targets, dict[str, float]]:
     """What to aim at, and what to log of it.
 
@@ -100,112 +102,109 @@ def targets(
       batch: on the host, as of `rl.tokens.make_batch`.
       scores: of `score`.
       anchor_id: int [N, K] of `rl.groups.anchor_ids` by trajectory, for GiGPO.
+      shaping: [N] rewards beside the outcome by trajectory, paid where an episode ends.
     """
-    algo = setting.algo
+    algo, B = setting.algo, batch.shape[0]
+    host = jax.tree.map(np.asarray, batch)
+    real = np.flatnonzero(host.traj_id >= 0)
+    lengths = np.bincount(host.traj_id[real], host.mask.sum(1)[real], B)  # by trajectory, of which there are B at most
+    first = np.full(B, -1)  # a row of each trajectory
+    first[host.traj_id[real][::-1]] = real[::-1]
+    penalty = np.zeros(B)
+    if shaping is not None:
+        penalty[: len(shaping)] = shaping
+    rewards = np.array(host.rewards)
+    last = real[np.lexsort((host.order[real], host.traj_id[real]))]  # in the order of turns: the last one written stays
+    final = np.zeros(B, int)
+    final[host.traj_id[last]] = last
+    np.add.at(rewards[:, -1], final[first >= 0], penalty[first >= 0])
+    chain = None
+    if algo.critic and host.order.any():
+        chain = adv.chains(host.mask, np.where(host.traj_id < 0, B, host.traj_id), host.order).index[:B]
+        chain = np.pad(chain, ((0, B - len(chain)), (0, _bucket(chain.shape[1]) - chain.shape[1])), constant_values=-1)
+    turn_rewards = None
+    if algo.name == "gigpo":
+        if anchor_id is None:
+            raise ValueError("gigpo needs the anchors of the states")
+        anchor_id = np.pad(anchor_id, ((0, B - len(anchor_id)), (0, 0)), constant_values=-1)
+        turn_rewards = np.zeros(anchor_id.shape, np.float32)
+        at = host.turn_id >= 0
+        np.add.at(turn_rewards, (np.broadcast_to(host.traj_id[:, None], at.shape)[at], host.turn_id[at]), host.rewards[at])
+    extra = (rewards, lengths, first, penalty, chain, anchor_id, turn_rewards)
+    aims, figures = _aim(setting, host, scores, *extra)
+    return aims, {name: float(value) for name, value in figures.items()}
+
+
+@functools.partial(jax.jit, static_argnames=("setting",))
+def _aim(
+    setting: Setting,
+    batch: Batch,
+    scores: tuple[jax.Array, ...],
+    rewards: jax.Array,
+    lengths: jax.Array,
+    first: jax.Array,
+    penalty: jax.Array,
+    chain: jax.Array | None,
+    anchor_id: jax.Array | None,
+    turn_rewards: jax.Array | None,
+) -> tuple[Targets, dict[str, jax.Array]]:
+    algo, mask = setting.algo, batch.mask
     logp_old, entropy, values, logp_ref = scores
-    mask = jnp.asarray(batch.mask)
-    num = int(np.max(batch.traj_id, initial=-1)) + 1
-    lengths = np.bincount(batch.traj_id[batch.traj_id >= 0], np.asarray(batch.mask).sum(1)[batch.traj_id >= 0], num)
-    first = np.array([np.flatnonzero(batch.traj_id == k)[0] for k in range(num)], int)  # a row of each trajectory
-    rewards = np.array(batch.rewards)
-    extra = _shaping(algo, batch, lengths, num)
-    metrics = {f"reward/{name}": float(value.mean()) for name, value in extra.items()}
-    shaped = sum(extra.values(), np.zeros(num))
-    for k in range(num):  # shaping lands where the episode ends
-        rows = np.flatnonzero(batch.traj_id == k)
-        rewards[rows[np.argmax(batch.order[rows])], -1] += shaped[k]
-    info: dict[str, Any] = {}
+    there, rows = first >= 0, jnp.maximum(batch.traj_id, 0)
+    figures: dict[str, jax.Array] = {}
     if algo.critic:
-        lam = adv.adaptive_lambda(jnp.asarray(lengths), algo.alpha) if algo.lambda_policy == "adaptive" else None
-        found = _with_critic(algo, batch, rewards, values, lam, lengths)
+        lam: Any = algo.lambda_policy
+        if lam == "adaptive":
+            lam = adv.adaptive_lambda(lengths, algo.alpha)
+            count = jnp.maximum(there.sum(), 1)
+            figures["gae/lambda_mean"] = jnp.where(there, lam, 0).sum() / count
+            figures["gae/lambda_min"] = jnp.where(there, lam, 1).min()
+            figures["gae/lambda_max"] = jnp.where(there, lam, 0).max()
+        placed = adv.place_rewards(rewards, mask)
+        options: dict[str, Any] = {"gamma": algo.gamma, "lambda_critic": algo.lambda_critic}
+        if chain is None:
+            by_row = lam[rows] if isinstance(lam, jax.Array) else lam
+            found = adv.decoupled_gae(placed, values, mask, lambda_policy=by_row, **options)
+        else:  # a trajectory of several rows is one chain of tokens
+            along = adv.Chains(chain, batch.shape)
+            each = adv.decoupled_gae(
+                along.gather(placed), along.gather(values), jnp.asarray(along.mask), lambda_policy=lam, **options
+            )
+            found = adv.Gae(along.scatter(each.advantages), along.scatter(each.returns))
         advantages, returns = found
-        if lam is not None:
-            info |= {"gae/lambda_mean": lam.mean(), "gae/lambda_min": lam.min(), "gae/lambda_max": lam.max()}
         if algo.whiten:
             advantages = adv.whiten(advantages, mask)
     else:
-        episode = np.array([batch.outcome[b] for b in first]) + shaped
-        advantages, mask, stats = _by_group(algo, batch, episode, first, anchor_id, mask)
-        returns, info = jnp.zeros_like(values), stats
-    apart = offpolicy.mismatch(logp_old, jnp.asarray(batch.logp_roll), jnp.asarray(batch.mask))
-    importance = offpolicy.importance_weights(logp_old, jnp.asarray(batch.logp_roll), mask, algo.importance_cap)
-    count = jnp.maximum(mask.sum(), 1)
-    info |= {
+        episode = batch.outcome[jnp.maximum(first, 0)] + penalty
+        group = jnp.maximum(batch.group_id[jnp.maximum(first, 0)], 0)
+        common: dict[str, Any] = {"scale": "none" if algo.name in ("dr_grpo", "rloo") else "std", "ddof": algo.ddof}
+        baseline = "others" if algo.name == "rloo" else "mean"
+        grouped = groups.group_advantages(
+            episode, group, len(first), valid=there, baseline=baseline, min_group_size=algo.min_group_size, **common
+        )
+        mask = mask & grouped.kept[rows][:, None]
+        advantages = grouped.advantages[rows][:, None] * jnp.ones(mask.shape)
+        if anchor_id is not None and turn_rewards is not None:
+            steps = groups.step_returns(turn_rewards, anchor_id >= 0, algo.turn_gamma)
+            each_turn = groups.gigpo_advantages(
+                episode, steps, group, len(first), anchor_id, valid=there, omega=algo.omega, **common
+            )
+            advantages = groups.spread_turns(each_turn[rows], batch.turn_id)
+        advantages, returns = jnp.where(mask, advantages, 0), jnp.zeros_like(values)
+        figures["groups/zero_var"], figures["groups/singleton"] = grouped.zero_var, grouped.singleton
+        figures["groups/dropped"] = (grouped.dropped).astype(jnp.int32)
+    apart = offpolicy.mismatch(logp_old, batch.logp_roll, batch.mask)
+    importance = offpolicy.importance_weights(logp_old, batch.logp_roll, mask, algo.importance_cap)
+    count, every = jnp.maximum(mask.sum(), 1), jnp.maximum(batch.mask.sum(), 1)
+    figures |= {
         "off/abs_dlogp_mean": apart.abs_dlogp_mean,
         "off/abs_dlogp_p99": apart.abs_dlogp_p99,
         "off/abs_dlogp_max": apart.abs_dlogp_max,
         "off/w_mean": jnp.where(mask, importance, 0).sum() / count,
         "off/w_clip_frac": (mask & (importance >= algo.importance_cap)).sum() / count,
-        "entropy": jnp.where(jnp.asarray(batch.mask), entropy, 0).sum() / jnp.maximum(batch.mask.sum(), 1),
+        "entropy": jnp.where(batch.mask, entropy, 0).sum() / every,
     }
-    metrics |= {name: float(value) for name, value in info.items()}
-    solved = jnp.asarray(batch.success)
-    return Targets(advantages, returns, values, logp_old, logp_ref, importance, mask, solved), metrics
-
-
-def _shaping(algo: Algo, batch: Batch, lengths: np.ndarray, num: int) -> dict[str, np.ndarray]:
-    """Rewards beside the outcome, [num] each: what the configuration asks for."""
-    if not algo.overlong_limit:
-        return {}
-    return {"len": np.asarray(losses.overlong_penalty(jnp.asarray(lengths), algo.overlong_limit, algo.overlong_buffer))}
-
-
-def _with_critic(
-    algo: Algo, batch: Batch, rewards: np.ndarray, values: jax.Array, lam: jax.Array | None, lengths: np.ndarray
-) -> tuple[jax.Array, jax.Array]:
-    """Advantages and returns by GAE along each trajectory's chain of tokens."""
-    options: dict[str, Any] = {"gamma": algo.gamma, "lambda_critic": algo.lambda_critic}
-    mask = jnp.asarray(batch.mask)
-    placed = adv.place_rewards(jnp.asarray(rewards), mask)
-    fixed = 0.0 if algo.lambda_policy == "adaptive" else algo.lambda_policy
-    if not np.any(batch.order):
-        rows = fixed if lam is None else lam[jnp.maximum(batch.traj_id, 0)]
-        one = adv.decoupled_gae(placed, values, mask, lambda_policy=rows, **options)
-        return one.advantages, one.returns
-    traj_id = np.where(np.asarray(batch.traj_id) < 0, len(lengths), batch.traj_id)  # inert rows are a chain without tokens
-    chain = adv.chains(np.asarray(batch.mask), traj_id, np.asarray(batch.order))
-    each = fixed if lam is None else jnp.pad(lam, (0, len(chain.index) - len(lam)))
-    found = adv.decoupled_gae(
-        chain.gather(placed), chain.gather(values), jnp.asarray(chain.mask), lambda_policy=each, **options
-    )
-    return chain.scatter(found.advantages), chain.scatter(found.returns)
-
-
-def _by_group(
-    algo: Algo,
-    batch: Batch,
-    episode: np.ndarray,
-    first: np.ndarray,
-    anchor_id: np.ndarray | None,
-    mask: jax.Array,
-) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-    """Advantages relative to the group, the tokens that are trained, and counts of groups."""
-    group = jnp.asarray(batch.group_id[first])
-    num_groups = int(np.max(batch.group_id, initial=0)) + 1
-    scale = "none" if algo.name in ("dr_grpo", "rloo") else "std"
-    baseline = "others" if algo.name == "rloo" else "mean"
-    options: dict[str, Any] = {"scale": scale, "ddof": algo.ddof}
-    found = groups.group_advantages(
-        jnp.asarray(episode), group, num_groups, baseline=baseline, min_group_size=algo.min_group_size, **options
-    )
-    rows = np.maximum(batch.traj_id, 0)
-    if algo.name == "gigpo":
-        if anchor_id is None:
-            raise ValueError("gigpo needs the anchors of the states")
-        K = anchor_id.shape[1]
-        turn_rewards = np.zeros((len(first), K))
-        at = batch.turn_id >= 0
-        np.add.at(turn_rewards, (rows[:, None].repeat(at.shape[1], 1)[at], batch.turn_id[at]), np.asarray(batch.rewards)[at])
-        steps = groups.step_returns(jnp.asarray(turn_rewards, jnp.float32), jnp.asarray(anchor_id >= 0), algo.turn_gamma)
-        each = groups.gigpo_advantages(
-            jnp.asarray(episode), steps, group, num_groups, jnp.asarray(anchor_id), omega=algo.omega, **options
-        )
-        advantages = groups.spread_turns(each[rows], jnp.asarray(batch.turn_id))
-    else:
-        advantages = found.advantages[rows][:, None] * jnp.ones(mask.shape)
-    kept = mask & found.kept[rows][:, None]
-    stats = {"groups/zero_var": found.zero_var, "groups/singleton": found.singleton, "groups/dropped": found.dropped}
-    return jnp.where(kept, advantages, 0), kept, stats
+    return Targets(advantages, returns, values, logp_old, logp_ref, importance, mask, batch.success), figures
 
 
 class Step(NamedTuple):
@@ -257,7 +256,7 @@ def policy_step(
     step = _step(setting, optimiser(setting.optim.actor_lr, setting.optim), loss, params, opt, (tokens, aims, weights, good))
     count = jnp.maximum(aims.mask.sum(), 1)
     shares = {name: value / count for name, value in step.metrics.items() if name.endswith("_frac") or name.endswith("k3")}
-    return step._replace(metrics={**step.metrics, **shares, "ppo/grad_norm": step.metrics["grad_norm"]})
+    return step._replace(metrics=_named("ppo", {**step.metrics, **shares}))
 
 
 @functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"))
@@ -275,7 +274,12 @@ def critic_step(
         return total, {"critic/loss": total}
 
     step = _step(setting, optimiser(setting.optim.critic_lr, setting.optim), loss, params, opt, (tokens, aims, weights))
-    return step._replace(metrics={**step.metrics, "critic/grad_norm": step.metrics["grad_norm"]})
+    return step._replace(metrics=_named("critic", step.metrics))
+
+
+def _named(prefix: str, metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The common figures of a step under the name of what was moved."""
+    return {name if "/" in name else f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def _step(
@@ -292,7 +296,7 @@ def _step(
     shapes = jax.eval_shape(gradient_of, params, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (gradient, metrics), _ = lax.scan(add, zeros, parts)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     updates, moved = optimise.update(gradient, opt, params)
     new = optax.apply_updates(params, updates)
     finite = jnp.isfinite(norm)
