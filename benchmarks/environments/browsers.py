@@ -194,11 +194,14 @@ def several(steps: int) -> dict[str, dict[str, float]]:
             vector.step(clicks)
             begun = time.perf_counter()
             vector.send(clicks)
-            for number in range(1, N * steps + 1):
+            left = [steps - 1] * N
+            for _ in range(N * steps):
                 batch = vector.recv()
                 assert batch.status == ["OK"]
-                if number <= N * (steps - 1):
-                    vector.send([clicks[i] for i in batch.ids], batch.ids)
+                session = int(batch.ids[0])
+                if left[session]:
+                    left[session] -= 1
+                    vector.send([clicks[session]], [session])
             rate = N * steps / (time.perf_counter() - begun)
             memory = megabytes(processes(vector.stats()[0]["pids"]))
         found[str(N)] = {"steps_per_second": round(rate, 1), "megabytes": round(memory)}

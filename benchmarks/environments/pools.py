@@ -28,10 +28,10 @@ def run(scale: Scale) -> dict[str, Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about bounds, from gymnasium
                 raw = envpool.make_gymnasium(game, num_envs=N)
+                actions = np.random.default_rng(0).integers(0, raw.action_space.n, (16, N)).astype(np.int32)
             raw.reset()
             with make_vec(f"envpool/{game}", N) as vector:
                 vector.reset()
-                actions = np.random.default_rng(0).integers(0, raw.action_space.n, (16, N)).astype(np.int32)
                 turns = max(4, int(SECONDS * scale.size * theirs(raw, actions, 4) / N))
                 sides = {
                     "raw": lambda raw=raw, actions=actions, turns=turns: theirs(raw, actions, turns),

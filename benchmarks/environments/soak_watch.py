@@ -105,7 +105,7 @@ class Killer:
             if kind == "worker" and "envs.server.worker" in words:
                 found.append(pid)
             browser = any(word.startswith("--user-data-dir=") for word in words) and "bwrap" not in words[0]
-            renderer = "--type=renderer" in words
+            renderer = "--type=renderer" in " ".join(words)  # which writes its command line as one word
             if kind == "browser" and browser and not any(word.startswith("--type=") for word in words):
                 found.append(pid)
             if kind == "page" and renderer:

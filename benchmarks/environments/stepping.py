@@ -1,5 +1,6 @@
 """Steps a second of environments that do nothing: a step server, gymnasium's AsyncVectorEnv, an OpenEnv server."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from envs import Action, make_vec
 
 from . import noop, openenv_peer
-from .common import Scale, alternate, last, medians, rounded, verdict
+from .common import Scale, alternate, cpu_seconds, last, medians, rounded, verdict
 
 SESSIONS = 64
 SECONDS = 1.0  # of one side in one round, about
@@ -27,11 +28,13 @@ def run(scale: Scale) -> dict[str, Any]:
     rates: dict[str, dict[str, float]] = {}
     ratios: dict[str, float] = {}
     notes: list[str] = []
+    cost: dict[str, dict[str, float]] = {}
     for what in ("text", "frames"):
-        found, said = measure(what, N, seconds, scale.rounds)
+        found, cost[what], said = measure(what, N, seconds, scale.rounds)
         notes += said
         print(f" {what}:")
         rates[what] = values = medians(found, "steps/s", "ours")
+        print(f"  microseconds of processor time a step: {', '.join(f'{name} {us:.0f}' for name, us in cost[what].items())}")
         for peer in ("gymnasium", OTHER[what][0], "openenv"):
             if peer in values:
                 ratios[f"{peer.replace(', ', '_').replace(' ', '_')}_{what}"] = values["ours"] / values[peer]
@@ -39,6 +42,7 @@ def run(scale: Scale) -> dict[str, Any]:
     return {
         "sessions": N,
         "steps_per_second": {what: rounded(values, 0) for what, values in rates.items()},
+        "cpu_microseconds_per_step": {what: rounded(values, 1) for what, values in cost.items()},
         "ratios": rounded(ratios),
         "targets": TARGETS,
         "met": met,
@@ -46,8 +50,8 @@ def run(scale: Scale) -> dict[str, Any]:
     }
 
 
-def measure(what: str, N: int, seconds: float, rounds: int) -> tuple[dict[str, list[float]], list[str]]:
-    """Steps/s of every side, round by round, and what there is to say."""
+def measure(what: str, N: int, seconds: float, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], list[str]]:
+    """Steps/s of every side, round by round; its processor time a step in microseconds; what there is to say."""
     from . import gym_noop
 
     notes = []
@@ -77,9 +81,10 @@ def measure(what: str, N: int, seconds: float, rounds: int) -> tuple[dict[str, l
                 steps = max(1, int(seconds * peer.rate(2) / max(peer.sessions, 1)))
                 sides["openenv"] = lambda: peer.rate(steps)
             print(f" {notes[-1]}", flush=True)
-        found = alternate(sides, rounds)
+        spent: dict[str, list[float]] = {name: [] for name in sides}
+        found = alternate({name: metered(side, spent[name]) for name, side in sides.items()}, rounds)
         halves.recv()
-        return found, notes
+        return found, {name: 1e6 * min(each) for name, each in spent.items()}, notes
     finally:
         for each in opened:
             each.close()
@@ -108,6 +113,19 @@ def turn(vector: Any) -> None:
     """Takes what is ready and sends its next actions."""
     batch = vector.recv()
     vector.send([GO] * len(batch), batch.ids)
+
+
+def metered(side: Callable[[], float], spent: list[float]) -> Callable[[], float]:
+    """A side that also notes the processor seconds of a step, in all processes: the others' wait meanwhile."""
+
+    def run() -> float:
+        before, begun = cpu_seconds([os.getpid()]), time.perf_counter()
+        rate = side()
+        steps = rate * (time.perf_counter() - begun)
+        spent.append((cpu_seconds([os.getpid()]) - before) / steps)
+        return rate
+
+    return run
 
 
 def timed(step: Callable[[], Any], count: int, seconds: float) -> Callable[[], float]:
