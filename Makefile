@@ -40,7 +40,7 @@ system: dev ## the browsers and the sandbox that tests need, installed where tha
 	@$(BIN)/python tests/system.py
 
 test: dev system ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 bench: dev ## every benchmark that this machine can run; benchmarks/README.md tells how to read them
 	@set -e; for name in dispatch generate neuron_map clamp acts drift explore_search reward_throughput; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
