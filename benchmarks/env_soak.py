@@ -156,6 +156,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the kills and the actions")
     parser.add_argument("--keep", type=Path, help="a folder for journals and logs, which are deleted otherwise")
     arguments = parser.parse_args()
+    if arguments.minutes <= 0 or arguments.rate <= 0:
+        parser.error("minutes and rate are above 0")
     families = arguments.families or working()
     print(f"families: {', '.join(families)}; seed {arguments.seed}, load {os.getloadavg()[0]:.1f}", flush=True)
     with contextlib.ExitStack() as stack:
@@ -203,4 +205,7 @@ def run(soak: Soak, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # everything is ended by now
