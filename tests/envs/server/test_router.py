@@ -330,10 +330,10 @@ def test_a_way_that_is_cut_in_a_step_costs_time_and_no_second_step(server, tmp_p
         for marks in (1, 2):
             client.post([(session, "step", wire.pack_action(do(f"append {trace}")))])
             way.cut()  # before the step has arrived, while it is done, or while its reply is on the way
-            done = direct.stats()["operations"].get("step", 0)
-            assert client.poll(0.1) == [] or done
+            replies = client.poll(0.1)  # of one that was quicker
+            assert direct.ping() >= 0  # the server is there for others
             way.mend()
-            (reply,) = until(lambda: client.poll(0.1))
+            (reply,) = replies or until(lambda: client.poll(0.1))
             assert (reply.status, reply.obs.step) == ("OK", marks)
             assert trace.read_text() == "x" * marks
     way.cut()
