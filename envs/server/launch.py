@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -151,11 +150,13 @@ def _log(text: str) -> None:
 
 def _folder() -> Path:
     """A private folder for sockets and the token, named after this process; those of dead servers are removed."""
+    from envs.sandbox.tree import remove
+
     base = Path(tempfile.gettempdir())
     if len(os.fsencode(base)) > LONGEST_PATH - 40:
         base = Path("/tmp")
     for path in arena.sweep(base):
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)  # sessions may have closed folders of theirs
     for path in arena.sweep(arena.ROOT):
         path.unlink(missing_ok=True)
     folder = base / f"{arena.owner_name(os.getpid())}-{secrets.token_hex(4)}"

@@ -166,13 +166,17 @@ def test_ctrl_c_and_sigterm_end_a_server_in_the_foreground(number, code, tmp_pat
     assert not any(map(lives, pids))
 
 
-def test_a_successor_clears_what_a_dead_server_left(tmp_path, monkeypatch):
+def test_a_successor_clears_what_a_dead_server_left(temporary):
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     segment = arena.ROOT / f"{arena.PREFIX}-{process.pid}-7-ab-1"
     segment.write_bytes(b"x")
-    with Server(["server_envs:*"], workers=1):
+    closed = temporary / f"{arena.PREFIX}-{process.pid}-7-ab" / "tmp-1" / f"jaxllm-shell-{process.pid}-7-x" / "closed"
+    closed.mkdir(parents=True)
+    closed.chmod(0)
+    with Server(["server_envs:*"], workers=1) as server:
         assert not segment.exists()
+        assert [path.name for path in temporary.iterdir()] == [Path(server.address.removeprefix("ipc://")).parent.name]
 
 
 def test_figures_are_there_for_prometheus():
