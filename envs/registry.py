@@ -19,7 +19,7 @@ FAMILIES = {
     "hybrid": ("envs.hybrid", "a browser and a shell that share one folder"),
     "games": ("envs.games", "six puzzles with levels, as text or as a page in the browser"),
     "toy": ("envs.toys", "small tasks of several turns whose best score is known, for trainers"),
-    "envpool": ("envs.envpool_family", "every environment of envpool that can be made here"),
+    "envpool": ("envs.envpool", "every environment of envpool that can be made here"),
     "gym": ("envs.gym", "any registered id of Gymnasium"),
     "openenv": ("envs.openenv", "an environment behind an OpenEnv server, by its address"),
 }

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import envs
-from envs import Action, Task, digest, envpool_family
-from envs.envpool_layout import layout
+from envs import Action, Task, digest
+from envs import envpool as envpool_family
+from envs.envpool.layout import layout
 from jaxllm.errors import UserError
 
 # An id of most of envpool's groups, and an action that it takes.

@@ -9,7 +9,7 @@ from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 import envs
 from envs import Action
-from envs.envpool_text import FROZEN_LAKE, VIEWS, view
+from envs.envpool.text import FROZEN_LAKE, VIEWS, view
 
 
 def play(name: str, *values: Any, seed: int = 3, **options: Any) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 import envs
 from envs import Action, Invalid, Task, session_seed
-from envs.envpool_vector import EnvPoolVector
+from envs.envpool.vector import EnvPoolVector
 from jaxllm.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # of envpool's own spaces

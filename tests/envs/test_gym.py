@@ -17,7 +17,7 @@ from PIL import Image
 import envs
 from envs import Action, Invalid, Task, gym
 from envs.gym import to_gymnasium
-from envs.gym_spaces import act, in_space, require_known
+from envs.gym.spaces import act, in_space, require_known
 from jaxllm.errors import UserError
 
 STAGE = spaces.Dict(

@@ -16,10 +16,10 @@ import envs
 from envs.api import Action, Element, Invalid
 from envs.browser import CrashedError
 from envs.digest import digest
-from envs.hybrid_desk import SITE, Desk
-from envs.hybrid_env import KINDS, HybridEnv, draw, problem
-from envs.hybrid_fetch import MISTAKES
-from envs.hybrid_tasks import PAGES, Seen
+from envs.hybrid.desk import SITE, Desk
+from envs.hybrid.env import KINDS, HybridEnv, draw, problem
+from envs.hybrid.fetch import MISTAKES
+from envs.hybrid.tasks import PAGES, Seen
 from envs.registry import oracle
 from envs.sandbox import Root
 from envs.sandbox.tree import Item, lay

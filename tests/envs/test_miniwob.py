@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from envs.miniwob.oracles import solved
 from PIL import Image
 
 import envs
 from envs import Action, Invalid, LostError, miniwob
 from envs.browser import Browser, CrashedError
 from envs.episode import run_episode
-from envs.miniwob_oracle import solved
-from envs.miniwob_pages import PAGES
+from envs.miniwob.pages import PAGES
 from jaxllm.errors import UserError
 
 SAMPLE = ("click-scroll-list", "drag-sort-numbers", "email-inbox-reply", "enter-date", "tic-tac-toe")

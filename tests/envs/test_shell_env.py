@@ -15,9 +15,9 @@ import envs
 from envs.api import Action, Invalid
 from envs.digest import digest
 from envs.sandbox import Limits
-from envs.shell_env import KINDS, draw, problem
-from envs.shell_scripts import SCRIPTS, inputs
-from envs.shell_tools import Session
+from envs.shell.env import KINDS, draw, problem
+from envs.shell.scripts import SCRIPTS, inputs
+from envs.shell.tools import Session
 from jaxllm.errors import UserError
 
 FINISHED = Action("finished", {"content": ""})

@@ -1,7 +1,7 @@
 """envpool/<id>: any environment of envpool, without its autoreset, with seeds that count and actions that are checked.
 
 One environment is a pool of one, made anew at each reset since envpool fixes seeds at construction. `make_vec` keeps envpool's
-own batches (`envs.envpool_vector`).
+own batches (`envs.envpool.vector`).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.api import Action, Env, EnvSpec, Invalid, Obs, Policy, StepResult, Task
 from envs.base import BaseEnv
-from envs.envpool_layout import BROKEN, env_spec, layout, library, no_tasks, pool, told
+from envs.envpool.layout import BROKEN, env_spec, layout, library, no_tasks, pool, told
 from jaxllm.errors import UserError
 
 LISTED = 256  # numbers of an array up to which a state lists them; a longer one is given by its hash
@@ -133,8 +133,8 @@ def make(name: str, **options: Any) -> Env:
 def make_vec(
     name: str, num_envs: int, batch_size: int | None = None, *, seed: int = 0, options: Mapping[str, Any] | None = None
 ) -> Any:
-    """Many of one id in envpool's own batches: `envs.envpool_vector.EnvPoolVector`. `envs.make_vec` comes here by itself."""
-    from envs.envpool_vector import EnvPoolVector
+    """Many of one id in envpool's own batches: `envs.envpool.vector.EnvPoolVector`. `envs.make_vec` comes here by itself."""
+    from envs.envpool.vector import EnvPoolVector
 
     _check(name)
     return EnvPoolVector(name, num_envs, batch_size, seed=seed, options=options)

@@ -6,9 +6,9 @@ import random
 import tarfile
 
 from envs.api import Action
-from envs.hybrid_tasks import BEGIN, Plan, Problem, Sight, sent_text, upload, write
-from envs.shell_tables import REGIONS
-from envs.shell_tasks import NOUNS, PEOPLE, SIZES, WORDS, bash, finish, lines_of, names, prose
+from envs.hybrid.tasks import BEGIN, Plan, Problem, Sight, sent_text, upload, write
+from envs.shell.tables import REGIONS
+from envs.shell.tasks import NOUNS, PEOPLE, SIZES, WORDS, bash, finish, lines_of, names, prose
 
 
 def totals(rng: random.Random, level: int) -> Problem:

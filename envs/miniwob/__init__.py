@@ -19,7 +19,7 @@ from envs.api import Action, Element, Env, EnvSpec, Json, Obs, Policy, StepResul
 from envs.base import BaseEnv
 from envs.digest import task_seed
 from envs.elements import listing
-from envs.miniwob_pages import PAGES
+from envs.miniwob.pages import PAGES
 from jaxllm.errors import UserError
 
 SCREEN_WH = (160, 210)  # the pages are laid out for exactly this
@@ -168,7 +168,7 @@ def html_folder() -> Path:
 def page_script() -> str:
     """What runs in a page before its own scripts."""
     here = Path(__file__).parent
-    return "\n".join((here / name).read_text(encoding="utf-8") for name in ("page.js", "miniwob.js"))
+    return "\n".join(file.read_text(encoding="utf-8") for file in (here.parent / "page.js", here / "miniwob.js"))
 
 
 def fields_of(page: str, utterance: str) -> dict[str, str]:
@@ -210,7 +210,7 @@ def names() -> list[str]:
 
 def describe(name: str, **options: Any) -> EnvSpec:
     """See `envs.api.Family.describe`. The step limit lies beyond the page's own time limit."""
-    from envs.miniwob_oracle import solved
+    from envs.miniwob.oracles import solved
 
     backend = _checked(name, options)["backend"]
     facts = PAGES[name]
@@ -235,8 +235,8 @@ def make(name: str, **options: Any) -> Env:
 
 
 def oracle(name: str, seed: int = 0) -> Policy | None:
-    """A policy that solves the page by what it shows, for the pages in `envs.miniwob_oracle.solved`."""
-    from envs.miniwob_oracle import policy
+    """A policy that solves the page by what it shows, for the pages in `envs.miniwob.oracles.solved`."""
+    from envs.miniwob.oracles import policy
 
     _checked(name, {})
     return policy(name, seed)

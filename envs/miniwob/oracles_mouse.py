@@ -4,7 +4,7 @@ import math
 import re
 
 from envs.api import Action, Element, Point
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hover, key, middle, write
+from envs.miniwob.sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hover, key, middle, write
 
 AREA = (4.0, 54.0, 154.0, 186.0)  # where drawings take points
 DRAWN = 2.0  # px

@@ -3,7 +3,7 @@
 import hashlib
 import random
 
-from envs.shell_tasks import (
+from envs.shell.tasks import (
     SIZES,
     File,
     Problem,

@@ -21,7 +21,7 @@ import numpy as np
 from envs import temporary
 from envs.action_values import plain_json, shown
 from envs.api import ActionSpec, Argument, EnvSpec, Invalid, Task
-from envs.envpool_text import View, view
+from envs.envpool.text import View, view
 from jaxllm.errors import UserError
 
 NO_LIMIT = 2**31 - 1  # envpool's word for episodes without a limit of steps

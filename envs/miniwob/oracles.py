@@ -1,17 +1,17 @@
 """Policies that solve pages of MiniWoB by what they show, with the same actions as any agent.
 
-A plan (`envs.miniwob_sight.Plan`) is a generator: it looks at what is seen, yields an action, and goes on with what that led
+A plan (`envs.miniwob.sight.Plan`) is a generator: it looks at what is seen, yields an action, and goes on with what that led
 to. It knows the words of its page, not the answer.
 """
 
 from collections.abc import Mapping
 
 from envs.api import Action, Json, Obs, Policy
-from envs.miniwob_oracle_apps import PLANS as APPS
-from envs.miniwob_oracle_clicks import PLANS as CLICKS
-from envs.miniwob_oracle_forms import PLANS as FORMS
-from envs.miniwob_oracle_mouse import PLANS as MOUSE
-from envs.miniwob_sight import Plans, Sight
+from envs.miniwob.oracles_apps import PLANS as APPS
+from envs.miniwob.oracles_clicks import PLANS as CLICKS
+from envs.miniwob.oracles_forms import PLANS as FORMS
+from envs.miniwob.oracles_mouse import PLANS as MOUSE
+from envs.miniwob.sight import Plans, Sight
 
 PLANS: Plans = {**CLICKS, **FORMS, **MOUSE, **APPS}
 

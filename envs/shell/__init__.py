@@ -10,9 +10,9 @@ from typing import Any
 
 from envs.api import Action, EnvSpec, Json, Obs, Policy
 from envs.sandbox import missing
-from envs.shell_env import ACTIONS, ANY, KINDS, SPLITS, ShellEnv, draw, problem
-from envs.shell_tasks import LEVELS
-from envs.shell_tools import TIMEOUT
+from envs.shell.env import ACTIONS, ANY, KINDS, SPLITS, ShellEnv, draw, problem
+from envs.shell.tasks import LEVELS
+from envs.shell.tools import TIMEOUT
 from jaxllm.errors import UserError
 
 __all__ = ["describe", "make", "missing", "names", "oracle"]

@@ -16,11 +16,11 @@ import numpy as np
 from envs.action_values import plain_json, shown
 from envs.api import Action, Env, EnvSpec, Invalid, Obs, Policy, StepResult, Task
 from envs.base import BaseEnv
-from envs.gym_spaces import act, in_space, parts, require_known
+from envs.gym.spaces import act, in_space, parts, require_known
 from jaxllm.errors import UserError
 
 if TYPE_CHECKING:
-    from envs.gym_wrapper import GymEnv
+    from envs.gym.wrapper import GymEnv
 
 MAX_STEPS = 1000  # of ids that have no limit of their own
 RENDER_MODES = ("rgb_array", "ansi")  # the better first
@@ -64,10 +64,10 @@ def missing() -> str | None:
 
 
 def to_gymnasium(env: Env) -> "GymEnv":
-    """Any of our environments as a `gymnasium.Env`: see `envs.gym_wrapper.GymEnv`. Raises UserError without Gymnasium."""
+    """Any of our environments as a `gymnasium.Env`: see `envs.gym.wrapper.GymEnv`. Raises UserError without Gymnasium."""
     if lack := missing():
         raise UserError(lack)
-    from envs.gym_wrapper import GymEnv
+    from envs.gym.wrapper import GymEnv
 
     return GymEnv(env)
 

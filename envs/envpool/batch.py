@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from envs.api import Obs
-from envs.envpool_layout import Layout, told
+from envs.envpool.layout import Layout, told
 
 
 class PoolBatch:

@@ -4,7 +4,7 @@ import functools
 import re
 
 from envs.api import Element
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, first, hover, middle
+from envs.miniwob.sight import NotSeenError, Plan, Plans, Sight, click, first, hover, middle
 
 
 def _button(s: Sight) -> Plan:

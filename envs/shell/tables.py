@@ -5,7 +5,7 @@ import random
 import re
 
 from envs.api import Action
-from envs.shell_tasks import (
+from envs.shell.tasks import (
     NOUNS,
     PEOPLE,
     SIZES,

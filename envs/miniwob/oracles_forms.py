@@ -2,7 +2,7 @@
 
 import re
 
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hold, key, let_go, middle, scroll, write
+from envs.miniwob.sight import NotSeenError, Plan, Plans, Sight, click, drag, first, hold, key, let_go, middle, scroll, write
 
 
 def _text(s: Sight) -> Plan:

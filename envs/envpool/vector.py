@@ -14,8 +14,8 @@ from envs.actions import check
 from envs.api import Action, EnvSpec, Invalid, Obs, Task
 from envs.base import MAX_FAILURES
 from envs.digest import session_seed
-from envs.envpool_batch import MixedBatch, PoolBatch, Refusal
-from envs.envpool_layout import env_spec, layout, no_tasks, pool
+from envs.envpool.batch import MixedBatch, PoolBatch, Refusal
+from envs.envpool.layout import env_spec, layout, no_tasks, pool
 from jaxllm.errors import UserError
 
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from envs.api import Action
-from envs.shell_tasks import WORDS, File, Problem, View, bash, finish, lines_of
+from envs.shell.tasks import WORDS, File, Problem, View, bash, finish, lines_of
 
 INPUTS = 4  # files that a repaired script is run on
 

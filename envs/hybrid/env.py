@@ -16,13 +16,13 @@ from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, judging
 from envs.browser import CrashedError, HungError, ScriptError
 from envs.elements import listing
-from envs.hybrid_desk import TOOLS, Desk
-from envs.hybrid_fetch import KINDS as FETCH
-from envs.hybrid_read import KINDS as READ
-from envs.hybrid_tasks import Problem, Seen
+from envs.hybrid.desk import TOOLS, Desk
+from envs.hybrid.fetch import KINDS as FETCH
+from envs.hybrid.read import KINDS as READ
+from envs.hybrid.tasks import Problem, Seen
 from envs.sandbox import HOME
-from envs.shell_env import trial
-from envs.shell_tasks import LEVELS
+from envs.shell.env import trial
+from envs.shell.tasks import LEVELS
 from jaxllm.errors import UserError
 
 KINDS = dict(sorted({**FETCH, **READ}.items()))

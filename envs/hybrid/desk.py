@@ -21,7 +21,7 @@ from envs.browser import Browser, HungError, profile
 from envs.browser.inputs import BUDGET
 from envs.sandbox import HOME, OutsideError
 from envs.sandbox.tree import Item, lay, remove
-from envs.shell_tools import Reply, Session
+from envs.shell.tools import Reply, Session
 
 SITE = "http://desk.test/"  # where the session's pages are, for its browser alone
 SCREEN_WH = (800, 600)
@@ -32,7 +32,8 @@ MAX_SAME = 1000  # downloads of one name
 PATIENCE = 20.0  # seconds for the browser to answer: a shell may be busy beside it
 ARRIVING = 10.0  # seconds for what the page asked for, a download or a file, to show; then it is not waited for
 READING = 20.0  # seconds for the page to read a file that it was given
-SCRIPTS = ("page.js", "hybrid_dialog.js")
+HERE = Path(__file__).parent
+SCRIPTS = (HERE.parent / "page.js", HERE / "dialog.js")
 
 _VIEW = """({
   ...envsPage.state(), url: location.href, title: document.title, sent: (window.desk && desk.sent) ?? null,
@@ -66,7 +67,7 @@ class Desk:
         Args:
           site: the pages, and what they offer to download; seen by the browser under `SITE`.
           items: what is in /work from the start.
-          seed, timeout: see `envs.shell_tools.Session`.
+          seed, timeout: see `envs.shell.tools.Session`.
           backend: see `envs.browser.Browser.open`.
 
         Raises UserError where there is no browser or no sandbox.
@@ -91,8 +92,8 @@ class Desk:
                 patience=PATIENCE,
             )
             self._open.append(self.browser)
-            for name in SCRIPTS:
-                self.browser.add_script(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+            for script in SCRIPTS:
+                self.browser.add_script(script.read_text(encoding="utf-8"))
             self.browser.navigate(f"{SITE}index.html")
         except BaseException:
             self.close()

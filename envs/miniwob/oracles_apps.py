@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from envs.api import Element
-from envs.miniwob_sight import NotSeenError, Plan, Plans, Sight, click, first, hover, key, middle
+from envs.miniwob.sight import NotSeenError, Plan, Plans, Sight, click, first, hover, key, middle
 
 SCREENS = 25  # keys by which a list is searched
 

@@ -18,12 +18,12 @@ from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, decode, judging
 from envs.sandbox import HOME, Limits, Root, Sandbox
 from envs.sandbox.tree import Item, lay, remove
-from envs.shell_edit import KINDS as EDIT
-from envs.shell_scripts import KINDS as SCRIPTS
-from envs.shell_search import KINDS as SEARCH
-from envs.shell_tables import KINDS as TABLES
-from envs.shell_tasks import LEVELS, Problem, View
-from envs.shell_tools import Session
+from envs.shell.edit import KINDS as EDIT
+from envs.shell.scripts import KINDS as SCRIPTS
+from envs.shell.search import KINDS as SEARCH
+from envs.shell.tables import KINDS as TABLES
+from envs.shell.tasks import LEVELS, Problem, View
+from envs.shell.tools import Session
 from jaxllm.errors import UserError
 
 KINDS = dict(sorted({**SEARCH, **EDIT, **SCRIPTS, **TABLES}.items()))

@@ -5,7 +5,7 @@ import random
 import tarfile
 
 from envs.api import Action
-from envs.shell_tasks import (
+from envs.shell.tasks import (
     MAX_ANSWER,
     NOUNS,
     PEOPLE,

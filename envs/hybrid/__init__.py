@@ -14,11 +14,11 @@ from typing import Any
 
 from envs import browser, sandbox
 from envs.api import Action, EnvSpec, Json, Obs, Policy
-from envs.hybrid_desk import SCREEN_WH
-from envs.hybrid_env import ACTIONS, ANY, KINDS, SPLITS, HybridEnv, draw, problem
-from envs.hybrid_tasks import Plan, Sight
-from envs.shell_tasks import LEVELS
-from envs.shell_tools import TIMEOUT
+from envs.hybrid.desk import SCREEN_WH
+from envs.hybrid.env import ACTIONS, ANY, KINDS, SPLITS, HybridEnv, draw, problem
+from envs.hybrid.tasks import Plan, Sight
+from envs.shell.tasks import LEVELS
+from envs.shell.tools import TIMEOUT
 from jaxllm.errors import UserError
 
 __all__ = ["describe", "make", "missing", "names", "oracle"]

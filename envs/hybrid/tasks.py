@@ -11,10 +11,10 @@ from pathlib import Path
 
 from envs.api import Action, Element, Json, Obs
 from envs.sandbox.tree import Item
-from envs.shell_tasks import File, View
+from envs.shell.tasks import File, View
 
 BEGIN = 1_767_225_600 * 10**9  # 2026-01-01 00:00 UTC in nanoseconds: the time of all files of the set-up
-PAGES = Path(__file__).with_name("hybrid_pages")
+PAGES = Path(__file__).with_name("pages")
 
 Plan = Generator[Action, None, None]
 

@@ -3,8 +3,8 @@
 import random
 
 from envs.api import Action, Json
-from envs.hybrid_tasks import Plan, Problem, Sight
-from envs.shell_tasks import ADJECTIVES, NOUNS, WORDS, File, bash, finish
+from envs.hybrid.tasks import Plan, Problem, Sight
+from envs.shell.tasks import ADJECTIVES, NOUNS, WORDS, File, bash, finish
 
 ENVIRONMENTS = ("development", "staging", "production")
 SHOWN = 4  # pictures of the gallery at a time
