@@ -269,8 +269,8 @@ def _problems(config: TrainConfig) -> Any:
 # Episodes of eight sampled tokens: by the published alpha of 0.05 the adaptive lambda would be 0 up to twenty.
 _TOY = TrainConfig(
     algo=Algo(alpha=1.0, value_pretrain=10),
-    rollout=Rollout(groups=64, group_size=1),
-    optim=Optim(actor_lr=1e-3, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
+    rollout=Rollout(groups=16, group_size=4),
+    optim=Optim(actor_lr=3e-4, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
     imitate=Imitate(policy="random", episodes=1024, steps=60, batch=32),
 )
 
@@ -279,4 +279,4 @@ PRESETS: dict[str, TrainConfig] = {
     "toy-keys": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/keys")),
     "toy-maze": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/maze", context=192)),
 }
-"""Runs that are known to work, by name."""
+"""Settings of runs on the toys, by name."""

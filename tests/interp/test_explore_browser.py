@@ -94,6 +94,7 @@ def test_a_regular_expression_and_a_bad_one(page: Page):
 
 def test_a_neuron_shows_poles_decodes_neighbours_and_contexts(page: Page):
     page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("stand for")  # the page's scripts run
     page.locator("#query").fill(NAME.lower())
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
