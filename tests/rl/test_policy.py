@@ -70,7 +70,7 @@ def test_padding_on_the_right_does_not_matter(weights, tokens):
     np.testing.assert_allclose(score(weights, CFG, tokens)[0][:1, :5], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 4, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
 def test_a_mesh_gives_the_same(sizes, weights, tokens):
     mesh = sharding.make_mesh(*sizes)
     places = sharding.shardings(CFG, mesh)
