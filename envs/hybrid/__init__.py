@@ -2,12 +2,12 @@
 
 env = envs.make("hybrid/totals", level=2)
 obs = env.reset(seed=7)                                   # the task, and a picture of the page
-env.step(Action("click", {"point": (120, 180)}))          # a link: the file that it downloads is in /work at once
-env.step(Action("execute_bash", {"command": "head /work/sales.csv"}))
+env.step(Action("click", {"point": (120, 180)}))          # a link: the file that it downloads is in /desk at once
+env.step(Action("execute_bash", {"command": "head /desk/sales.csv"}))
 env.step(Action("finished", {}))                          # checked now: the reward is in [0, 1]
 
 An action in the page shows the page: its picture, its elements, and those in words. A tool shows what it printed. A page that
-asks for a file opens a dialog, in which a path below /work is typed or chosen.
+asks for a file opens a dialog, in which a path below /desk is typed or chosen.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""One session of a browser and a shell over one folder: what the page downloads is in /work, and /work can be uploaded.
+"""One session of a browser and a shell over one folder: what the page downloads is in /desk, and /desk can be uploaded.
 
 The browser and the shell are sandboxed apart. The browser never sees the folder itself: a download is moved there, and a file
 that is chosen for the page is copied for it, so that neither a page nor a link planted in the folder leads anywhere else.
@@ -47,7 +47,7 @@ class Desk:
     Attributes:
       browser: shows the session's pages.
       session: the shell, the editor and the interpreter.
-      arrived: paths below /work of all downloads, in order.
+      arrived: paths below /desk of all downloads, in order.
     """
 
     browser: Browser
@@ -66,7 +66,7 @@ class Desk:
 
         Args:
           site: the pages, and what they offer to download; seen by the browser under `SITE`.
-          items: what is in /work from the start.
+          items: what is in /desk from the start.
           seed, timeout: see `envs.shell.tools.Session`.
           backend: see `envs.browser.Browser.open`.
 
@@ -77,11 +77,11 @@ class Desk:
         self._root = profile.make()  # which the next browser sweeps, should this process be killed
         self._open: list[Any] = []
         try:
-            for name in ("site", "work", "downloads", "uploads"):
+            for name in ("site", "folder", "downloads", "uploads"):
                 (self._root / name).mkdir()
             lay(self._root / "site", site)
-            lay(self._root / "work", items)
-            self.session = Session(self._root / "work", seed=seed, timeout=timeout)
+            lay(self._root / "folder", items)
+            self.session = Session(self._root / "folder", seed=seed, timeout=timeout)
             self._open.append(self.session)
             self.browser = Browser.open(
                 SCREEN_WH,
@@ -166,7 +166,7 @@ class Desk:
         for number in range(MAX_SAME):
             name = f"{path.stem} ({number}){path.suffix}" if number else path.name
             with contextlib.suppress(FileExistsError):
-                os.link(source, self._root / "work" / name)  # replaces nothing and follows no link
+                os.link(source, self._root / "folder" / name)  # replaces nothing and follows no link
                 source.unlink()
                 return name
         raise OSError(errno.EEXIST, f"{MAX_SAME} files of this name", source.name)

@@ -16,7 +16,7 @@ window.envsFiles = {
       #envs-files-name { flex: 1; min-width: 0; padding: 4px 8px; border: 1px solid #889; border-radius: 4px; font: inherit; }
       #envs-files form button { padding: 4px 14px; border: 1px solid #889; border-radius: 4px; background: #f3f4f6; color: #222; font: inherit; }
       #envs-files-problem { padding: 0 14px 8px; color: #b3261e; }
-      </style><div id="envs-files-title">Choose a file in /work</div><div id="envs-files-list"></div>
+      </style><div id="envs-files-title">Choose a file in /desk</div><div id="envs-files-list"></div>
       <form><input id="envs-files-name" type="text" autocomplete="off" autofocus placeholder="path of the file">
       <button id="envs-files-open">Open</button><button id="envs-files-cancel" type="button">Cancel</button></form><div id="envs-files-problem"></div>`;
     const field = dialog.querySelector("#envs-files-name");

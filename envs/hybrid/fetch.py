@@ -23,7 +23,7 @@ def totals(rng: random.Random, level: int) -> Problem:
 
     def plan(sight: Sight) -> Plan:
         yield sight.click("get-sales.csv")
-        yield bash("awk -F, 'NR > 1 { s[$2] += $4 } END { for (r in s) print r, s[r] }' /work/sales.csv | LC_ALL=C sort")
+        yield bash("awk -F, 'NR > 1 { s[$2] += $4 } END { for (r in s) print r, s[r] }' /desk/sales.csv | LC_ALL=C sort")
         found = dict(line.split() for line in sight.output())
         for region in asked:
             yield sight.click(region)
@@ -32,7 +32,7 @@ def totals(rng: random.Random, level: int) -> Problem:
         yield finish()
 
     return Problem(
-        "Download sales.csv from the page; it comes to /work. Fill in the page's form: for each region that it asks for, the "
+        "Download sales.csv from the page; it comes to /desk. Fill in the page's form: for each region that it asks for, the "
         "sum of the amounts of its sales. Send it.",
         "totals",
         {"file": "sales.csv", "regions": asked},
@@ -62,12 +62,12 @@ def filter(rng: random.Random, level: int) -> Problem:
 
     def plan(sight: Sight) -> Plan:
         yield sight.click("get-service.log")
-        yield bash(f'awk \'$2 == "{wanted}" && $3 == "{service}"\' /work/service.log | tee /work/evidence.txt | tail -n 4')
+        yield bash(f'awk \'$2 == "{wanted}" && $3 == "{service}"\' /desk/service.log | tee /desk/evidence.txt | tail -n 4')
         yield from upload(sight, "evidence.txt")
         yield finish()
 
     return Problem(
-        "Download service.log from the page; it comes to /work. Make a file of the lines that the page asks for, upload it "
+        "Download service.log from the page; it comes to /desk. Make a file of the lines that the page asks for, upload it "
         "there, and send it.",
         "filter",
         {"file": "service.log", "service": service, "level": wanted},
@@ -96,7 +96,7 @@ def unpack(rng: random.Random, level: int) -> Problem:
     def plan(sight: Sight) -> Plan:
         yield sight.click("get-documents.tar")
         yield bash(
-            "cd /work && tar -xf documents.tar && find documents -type f | while read -r file; do "
+            "cd /desk && tar -xf documents.tar && find documents -type f | while read -r file; do "
             '[ "$(head -n 1 "$file")" = "status: approved" ] && basename "$file"; done | LC_ALL=C sort'
         )
         for name in sight.output():
@@ -105,7 +105,7 @@ def unpack(rng: random.Random, level: int) -> Problem:
         yield finish()
 
     return Problem(
-        "Download documents.tar from the page; it comes to /work. Unpack it, find out which of its documents are approved, "
+        "Download documents.tar from the page; it comes to /desk. Unpack it, find out which of its documents are approved, "
         "tick exactly those in the page, and send the list.",
         "unpack",
         {"file": "documents.tar", "names": sorted(listed)},
@@ -153,14 +153,14 @@ def repair(rng: random.Random, level: int) -> Problem:
     def plan(sight: Sight) -> Plan:
         yield sight.click("get-summary.sh")
         yield sight.click("get-stock.csv")
-        edit = {"command": "str_replace", "path": "/work/summary.sh", "old_str": wrong, "new_str": right}
+        edit = {"command": "str_replace", "path": "/desk/summary.sh", "old_str": wrong, "new_str": right}
         yield Action("str_replace_editor", edit)
-        yield bash("cd /work && bash summary.sh | tee result.txt | tail -n 4")
-        yield from upload(sight, "/work/result.txt")
+        yield bash("cd /desk && bash summary.sh | tee result.txt | tail -n 4")
+        yield from upload(sight, "/desk/result.txt")
         yield finish()
 
     return Problem(
-        "Download summary.sh and stock.csv from the page; they come to /work. The script has a mistake: correct it, run it, "
+        "Download summary.sh and stock.csv from the page; they come to /desk. The script has a mistake: correct it, run it, "
         "and upload a file with what it prints to the page. Send it.",
         "repair",
         {"script": "summary.sh", "file": "stock.csv", "limit": limit},
@@ -186,15 +186,15 @@ def checksums(rng: random.Random, level: int) -> Problem:
             yield sight.click(f"get-{name}")
         listed = [(name, sight.all(id=f"sum-{name}")[0].text) for name in sums]
         lines = "".join(f"{value}  {name}\n" for name, value in listed)
-        yield Action("str_replace_editor", {"command": "create", "path": "/work/SHA256SUMS", "file_text": lines})
-        yield bash("cd /work && sha256sum --check SHA256SUMS 2>/dev/null | sed -n 's/: FAILED$//p'")
+        yield Action("str_replace_editor", {"command": "create", "path": "/desk/SHA256SUMS", "file_text": lines})
+        yield bash("cd /desk && sha256sum --check SHA256SUMS 2>/dev/null | sed -n 's/: FAILED$//p'")
         for name in sight.output():
             yield sight.click(name)
         yield sight.click("send")
         yield finish()
 
     return Problem(
-        "The page offers some files with their SHA-256 sums. Download all of them; they come to /work. Tick those whose "
+        "The page offers some files with their SHA-256 sums. Download all of them; they come to /desk. Tick those whose "
         "content does not have the sum that the page lists, and report them.",
         "checksums",
         {"files": [list(pair) for pair in sums.items()]},

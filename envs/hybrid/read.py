@@ -27,11 +27,11 @@ def settings(rng: random.Random, level: int) -> Problem:
         cells = [cell.text for cell in sight.all(role="cell")]
         rows = [cells[i : i + 3] for i in range(0, len(cells), 3)]
         text = "".join(sorted(f"{key} = {value}\n" for key, value, status in rows if status == "in use"))
-        yield Action("str_replace_editor", {"command": "create", "path": "/work/app/settings.ini", "file_text": text})
+        yield Action("str_replace_editor", {"command": "create", "path": "/desk/app/settings.ini", "file_text": text})
         yield finish()
 
     return Problem(
-        f"The page lists the settings of three environments. Write those of {asked} that are in use to /work/app/settings.ini: "
+        f"The page lists the settings of three environments. Write those of {asked} that are in use to /desk/app/settings.ini: "
         "one on a line, as `name = value`, sorted by name. Leave retired ones out.",
         "settings",
         {"order": list(ENVIRONMENTS), "tables": tables},
@@ -60,11 +60,11 @@ def captions(rng: random.Random, level: int) -> Problem:
             if len(moves) == count:
                 break
             yield sight.click("next")
-        yield bash("cd /work/photos && " + " && ".join(moves))
+        yield bash("cd /desk/photos && " + " && ".join(moves))
         yield finish()
 
     return Problem(
-        "The page shows the pictures of /work/photos with their captions. Rename each file by its caption, in lower case with "
+        "The page shows the pictures of /desk/photos with their captions. Rename each file by its caption, in lower case with "
         "hyphens for blanks, as in calm-harbor.svg. Change nothing else.",
         "captions",
         {"pictures": shown},

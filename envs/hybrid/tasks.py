@@ -34,7 +34,7 @@ class Problem:
     page: str  # a name of `PAGES`
     data: Mapping[str, Json]  # the page's part of the task
     downloads: Mapping[str, bytes]  # what the page has below files/
-    files: Mapping[str, File]  # path from /work on -> file
+    files: Mapping[str, File]  # path from /desk on -> file
     check: Callable[[Seen], float]  # the reward, in [0, 1]; 1 is solved; nothing done gives 0
     plan: Callable[["Sight"], Plan]  # the oracle's actions
 

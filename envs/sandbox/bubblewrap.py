@@ -1,6 +1,6 @@
 """A sandbox around one session's folder: bubblewrap with every namespace, no capabilities, a call filter and limits.
 
-Inside, the folder is /work, /usr is read-only, /tmp lives in memory, and nothing else of the host is there: no home, no /etc,
+Inside, the folder is /desk, /usr is read-only, /tmp lives in memory, and nothing else of the host is there: no home, no /etc,
 no network, no processes. What runs is nobody, which outside is whoever runs the server: best an ordinary user.
 """
 
@@ -22,7 +22,7 @@ from envs.sandbox.cgroups import Group
 from envs.sandbox.limits import Limits
 from jaxllm.errors import UserError
 
-HOME = "/work"  # the session's folder as it is seen inside
+HOME = "/desk"  # the session's folder as it is seen inside
 HOST = "sandbox"
 USER = 65534
 PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -1,7 +1,7 @@
 """A file editor for agents, on a session's folder, without starting anything inside.
 
-The commands are those of the published tool: view, create, str_replace, insert, undo_edit. Paths are as inside (/work/...), or
-relative to /work; what leads out of it, links included, is refused.
+The commands are those of the published tool: view, create, str_replace, insert, undo_edit. Paths are as inside (/desk/...), or
+relative to /desk; what leads out of it, links included, is refused.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class Editor:
             return Edit(f"{path}: {error.strerror or error}", False, "bad_path")
 
     def _name(self, path: str) -> str:
-        """The path from /work on; ".." and links are resolved where it is opened."""
+        """The path from /desk on; ".." and links are resolved where it is opened."""
         if not path.strip():
             raise RefusedError("bad_path", f"a path is needed, such as {HOME}/notes.txt")
         if path == HOME or path.startswith(HOME + "/"):

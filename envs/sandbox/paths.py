@@ -1,7 +1,7 @@
 """Files of a session's folder, opened from outside without ever leaving it.
 
 What runs inside may plant links and swap folders for links at any moment. So every path is walked one name at a time, by
-descriptors, and links are followed by hand, as they would lead inside: /work is the folder, and anything else is refused.
+descriptors, and links are followed by hand, as they would lead inside: /desk is the folder, and anything else is refused.
 """
 
 import errno
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class Root:
-    """A session's folder. Paths are as inside: "/work/a/b", or relative to it. Errors are OSError, and `OutsideError`."""
+    """A session's folder. Paths are as inside: "/desk/a/b", or relative to it. Errors are OSError, and `OutsideError`."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)

@@ -57,7 +57,7 @@ class Router(Sessions):
         self._done = self._socket(zmq.PULL)
         self._front.bind(bind)
         self.address = self._front.get_string(zmq.LAST_ENDPOINT)
-        self._work.bind(f"ipc://{folder}/work")
+        self._work.bind(f"ipc://{folder}/steps")
         self._done.bind(f"ipc://{folder}/done")
         self._replies: dict[Client, None] = {}  # clients to whom something is to be sent
         self._stopping = False

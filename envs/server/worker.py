@@ -82,7 +82,7 @@ class Worker:
         self.sessions: dict[int, Session] = {}
         self.heavy = True  # nobody else takes the lead: until light sessions come
         self._context = zmq.Context()
-        self._inbox = self._socket(zmq.DEALER, f"ipc://{folder}/work", str(number).encode())
+        self._inbox = self._socket(zmq.DEALER, f"ipc://{folder}/steps", str(number).encode())
         self._outbox = self._socket(zmq.PUSH, f"ipc://{folder}/done")
         self._sending = threading.Lock()
         self._queue: deque[list[Any]] = deque()

@@ -45,12 +45,12 @@ def rename(rng: random.Random, level: int) -> Problem:
         return sum(found.get(path) == data for path, data in expected.items()) / len(expected)
 
     return Problem(
-        "Rename every file in /work/photos whose name ends in .JPG: letters in lower case, blanks become dashes, so that "
+        "Rename every file in /desk/photos whose name ends in .JPG: letters in lower case, blanks become dashes, so that "
         '"Copper Bridge 7.JPG" becomes "copper-bridge-7.jpg". Leave other files as they are.',
         {**files, "photos/READ ME.txt": File(note)},
         check,
         (
-            bash('cd /work/photos && for f in *.JPG; do n=${f,,}; mv -- "$f" "${n// /-}"; done'),
+            bash('cd /desk/photos && for f in *.JPG; do n=${f,,}; mv -- "$f" "${n// /-}"; done'),
             finish(),
         ),
     )
@@ -76,11 +76,11 @@ def replace(rng: random.Random, level: int) -> Problem:
         changed = [_replaced(line, old, new) for line in lines] if path.endswith(".md") else lines
         expected[path] = lines_of(changed)
     return Problem(
-        f"In all files below /work/docs whose name ends in .md, replace the word {old} by {new}. Only the whole word in lower "
+        f"In all files below /desk/docs whose name ends in .md, replace the word {old} by {new}. Only the whole word in lower "
         f"case: leave {old}s, pre{old} and {old.upper()} as they are, and leave all other files alone.",
         files,
         same_files("docs", expected),
-        (bash(f"find /work/docs -name '*.md' -exec sed -i 's/\\b{old}\\b/{new}/g' {{}} +"), finish()),
+        (bash(f"find /desk/docs -name '*.md' -exec sed -i 's/\\b{old}\\b/{new}/g' {{}} +"), finish()),
     )
 
 
@@ -109,12 +109,12 @@ def config(rng: random.Random, level: int) -> Problem:
         values[section][key] = wanted[section, key] = str(int(old) + rng.randint(1, 500))
     after = text()
     steps = tuple(
-        bash(f"sed -i '/^\\[{section}\\]$/,/^\\[/ s/^{key} = .*/{key} = {value}/' /work/app.ini")
+        bash(f"sed -i '/^\\[{section}\\]$/,/^\\[/ s/^{key} = .*/{key} = {value}/' /desk/app.ini")
         for (section, key), value in wanted.items()
     )
     orders = ", ".join(f"{key} to {value} in section {section}" for (section, key), value in wanted.items())
     return Problem(
-        f"Edit /work/app.ini: set {orders}. Leave everything else in the file as it is.",
+        f"Edit /desk/app.ini: set {orders}. Leave everything else in the file as it is.",
         {"app.ini": File(before)},
         lambda view: float(view.data("app.ini") == after),
         (*steps, finish()),
@@ -147,12 +147,12 @@ def permissions(rng: random.Random, level: int) -> Problem:
         return sum(modes.get(path) == mode for path, mode in wanted.items()) / len(wanted)
 
     return Problem(
-        "Set the permissions of all files below /work: 755 for names that end in .sh, 600 for .key, 644 for .txt.",
+        "Set the permissions of all files below /desk: 755 for names that end in .sh, 600 for .key, 644 for .txt.",
         files,
         check,
         (
-            bash("cd /work && find . -name '*.sh' -exec chmod 755 {} +"),
-            bash("cd /work && find . -name '*.key' -exec chmod 600 {} +; find . -name '*.txt' -exec chmod 644 {} +"),
+            bash("cd /desk && find . -name '*.sh' -exec chmod 755 {} +"),
+            bash("cd /desk && find . -name '*.key' -exec chmod 600 {} +; find . -name '*.txt' -exec chmod 644 {} +"),
             finish(),
         ),
     )
@@ -173,13 +173,13 @@ def archive(rng: random.Random, level: int) -> Problem:
         return float(data is not None and _unpacked(data) == packed and view.files("logs") == left)
 
     return Problem(
-        "Pack all files below /work/logs whose name ends in .log into /work/logs.tar.gz, a gzip-compressed tar archive with "
-        "paths relative to /work/logs, and then delete them. Leave the other files.",
+        "Pack all files below /desk/logs whose name ends in .log into /desk/logs.tar.gz, a gzip-compressed tar archive with "
+        "paths relative to /desk/logs, and then delete them. Leave the other files.",
         files,
         check,
         (
-            bash("cd /work/logs && find . -name '*.log' -printf '%P\\n' > /tmp/list && tar czf ../logs.tar.gz -T /tmp/list"),
-            bash("cd /work/logs && tar tzf ../logs.tar.gz | xargs -d '\\n' rm --"),
+            bash("cd /desk/logs && find . -name '*.log' -printf '%P\\n' > /tmp/list && tar czf ../logs.tar.gz -T /tmp/list"),
+            bash("cd /desk/logs && tar tzf ../logs.tar.gz | xargs -d '\\n' rm --"),
             finish(),
         ),
     )
@@ -216,14 +216,14 @@ def unpack(rng: random.Random, level: int) -> Problem:
         data, path = _packed(members), f"part-{depth}.tar"
     inner = "" if level == 1 else " (perhaps inside another archive in it)"
     return Problem(
-        f"/work/bundle.tar contains a file named {wanted}, in some folder{inner}. Put it at /work/{wanted}. Nothing else may "
-        "be left in /work but it and the archive.",
+        f"/desk/bundle.tar contains a file named {wanted}, in some folder{inner}. Put it at /desk/{wanted}. Nothing else may "
+        "be left in /desk but it and the archive.",
         {"bundle.tar": File(data)},
         same_files("", {"bundle.tar": data, wanted: text}),
         (
-            bash("mkdir /tmp/x && tar xf /work/bundle.tar -C /tmp/x"),
+            bash("mkdir /tmp/x && tar xf /desk/bundle.tar -C /tmp/x"),
             *(bash("cd /tmp/x && for a in $(find . -name '*.tar'); do tar xf $a && rm $a; done") for _ in range(level - 1)),
-            bash(f'cp "$(find /tmp/x -name {wanted})" /work/'),
+            bash(f'cp "$(find /tmp/x -name {wanted})" /desk/'),
             finish(),
         ),
     )
@@ -257,12 +257,12 @@ def sort(rng: random.Random, level: int) -> Problem:
         return sum(found.get(path) == data for path, data in expected.items()) / len(expected)
 
     return Problem(
-        "The names of the files in /work/inbox begin with a date, as in 2021-03-09_note.txt. Move each file, with its name, to "
-        "/work/sorted/YEAR/MONTH/, as in /work/sorted/2021/03/.",
+        "The names of the files in /desk/inbox begin with a date, as in 2021-03-09_note.txt. Move each file, with its name, to "
+        "/desk/sorted/YEAR/MONTH/, as in /desk/sorted/2021/03/.",
         files,
         check,
         (
-            bash('cd /work/inbox && for f in *; do d=../sorted/${f:0:4}/${f:5:2}; mkdir -p $d && mv "$f" $d/; done'),
+            bash('cd /desk/inbox && for f in *; do d=../sorted/${f:0:4}/${f:5:2}; mkdir -p $d && mv "$f" $d/; done'),
             finish(),
         ),
     )
@@ -278,18 +278,18 @@ def edit(rng: random.Random, level: int) -> Problem:
     lines.insert(at, old)
     after = [*lines[:at], new, "Please be on time.", *lines[at + 1 :]]
     return Problem(
-        f'In /work/minutes.txt replace the line "{old}" by "{new}" and put the line "Please be on time." after it. Leave the '
+        f'In /desk/minutes.txt replace the line "{old}" by "{new}" and put the line "Please be on time." after it. Leave the '
         "rest as it is.",
         {"minutes.txt": File(lines_of(lines))},
         lambda view: float(view.data("minutes.txt") == lines_of(after)),
         (
-            Action("str_replace_editor", {"command": "view", "path": "/work/minutes.txt"}),
+            Action("str_replace_editor", {"command": "view", "path": "/desk/minutes.txt"}),
             Action(
-                "str_replace_editor", {"command": "str_replace", "path": "/work/minutes.txt", "old_str": old, "new_str": new}
+                "str_replace_editor", {"command": "str_replace", "path": "/desk/minutes.txt", "old_str": old, "new_str": new}
             ),
             Action(
                 "str_replace_editor",
-                {"command": "insert", "path": "/work/minutes.txt", "insert_line": at + 1, "new_str": "Please be on time."},
+                {"command": "insert", "path": "/desk/minutes.txt", "insert_line": at + 1, "new_str": "Please be on time."},
             ),
             finish(),
         ),

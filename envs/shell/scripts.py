@@ -139,8 +139,8 @@ def script(rng: random.Random, level: int) -> Problem:
         return float(printed is not None and [_lines(out) for out in printed] == expected)
 
     return Problem(
-        f"/work/tool.sh is called with the name of a file, as in `bash tool.sh example.txt`. It should print {chosen.about}. "
-        f"But it has {mistakes}. Repair it. For /work/example.txt it should print what is in /work/expected.txt.",
+        f"/desk/tool.sh is called with the name of a file, as in `bash tool.sh example.txt`. It should print {chosen.about}. "
+        f"But it has {mistakes}. Repair it. For /desk/example.txt it should print what is in /desk/expected.txt.",
         {
             "tool.sh": File(broken.encode(), 0o755),
             "example.txt": File(lines_of(example)),
@@ -151,11 +151,11 @@ def script(rng: random.Random, level: int) -> Problem:
             *(
                 Action(
                     "str_replace_editor",
-                    {"command": "str_replace", "path": "/work/tool.sh", "old_str": changed, "new_str": line},
+                    {"command": "str_replace", "path": "/desk/tool.sh", "old_str": changed, "new_str": line},
                 )
                 for line, changed in reversed(steps)
             ),
-            bash("cd /work && bash tool.sh example.txt | diff - expected.txt"),
+            bash("cd /desk && bash tool.sh example.txt | diff - expected.txt"),
             finish(),
         ),
     )

@@ -39,11 +39,11 @@ def find(rng: random.Random, level: int) -> Problem:
     for other in rng.sample(near, len(near) // 4):  # look alikes
         files[other].append(f"Order {wanted[:-1]} is still open.")
     return Problem(
-        f"Exactly one text file below /work mentions the order {wanted}. Which one? Give its path, relative to /work, as the "
+        f"Exactly one text file below /desk mentions the order {wanted}. Which one? Give its path, relative to /desk, as the "
         "content of finished.",
         {path: File(lines_of(text)) for path, text in files.items()},
         same_answer(path),
-        (bash(f"cd /work && grep -rlw -- '{wanted}' . | sed 's|^\\./||'"), finish_with_output),
+        (bash(f"cd /desk && grep -rlw -- '{wanted}' . | sed 's|^\\./||'"), finish_with_output),
     )
 
 
@@ -59,12 +59,12 @@ def count(rng: random.Random, level: int) -> Problem:
         files[f"{rng.choice(places)}/{name}{ending}"] = File(lines_of(prose(rng, size)))
         found += ending == suffix and size > limit
     return Problem(
-        f"How many files below /work whose name ends in {suffix} have more than {limit} lines? Give the number as the content "
+        f"How many files below /desk whose name ends in {suffix} have more than {limit} lines? Give the number as the content "
         "of finished.",
         files,
         same_answer(str(found)),
         (
-            bash(f"cd /work && find . -name '*{suffix}' -exec awk 'END {{ print NR }}' {{}} \\; | awk '$1 > {limit}' | wc -l"),
+            bash(f"cd /desk && find . -name '*{suffix}' -exec awk 'END {{ print NR }}' {{}} \\; | awk '$1 > {limit}' | wc -l"),
             finish_with_output,
         ),
     )
@@ -85,13 +85,13 @@ def largest(rng: random.Random, level: int) -> Problem:
     for top in tops:  # so that every folder is there
         files.setdefault(f"{top}/.keep", File(b""))
     return Problem(
-        "Each folder directly in /work holds files, in folders of its own too. In which one do the sizes of all files, in "
+        "Each folder directly in /desk holds files, in folders of its own too. In which one do the sizes of all files, in "
         "bytes, add up to the most? Give its name as the content of finished.",
         files,
         same_answer(best),
         (
             bash(
-                "cd /work && find . -type f -printf '%P %s\\n' | awk '{ split($1, p, \"/\"); s[p[1]] += $2 } "
+                "cd /desk && find . -type f -printf '%P %s\\n' | awk '{ split($1, p, \"/\"); s[p[1]] += $2 } "
                 "END { for (t in s) print s[t], t }' | sort -n | tail -1 | cut -d' ' -f2"
             ),
             finish_with_output,
@@ -111,13 +111,13 @@ def duplicates(rng: random.Random, level: int) -> Problem:
         kept.setdefault(contents[path], path)
     expected = {path: data for data, path in kept.items()}
     return Problem(
-        "Some files below /work have the same content as another one. Of each group of files with the same content keep the "
+        "Some files below /desk have the same content as another one. Of each group of files with the same content keep the "
         "one whose path comes first in byte order (LC_ALL=C) and delete the others. Leave all else as it is.",
         {path: File(data) for path, data in contents.items()},
         same_files("", expected),
         (
             bash(
-                "cd /work && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | "
+                "cd /desk && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | "
                 "awk 'seen[$1]++ { print substr($0, 67) }' | xargs -r -d '\\n' rm --"
             ),
             finish(),
@@ -145,14 +145,14 @@ def changes(rng: random.Random, level: int) -> Problem:
     files = {f"old/{path}": File(lines_of(text)) for path, text in old.items()}
     files |= {f"new/{path}": File(lines_of(text)) for path, text in new.items()}
     return Problem(
-        "/work/old and /work/new are two versions of a project. Write /work/changes.txt: one line for each file that was "
+        "/desk/old and /desk/new are two versions of a project. Write /desk/changes.txt: one line for each file that was "
         "added, deleted or modified, with A, D or M, a blank, and its path relative to the version's folder. Sort the lines in "
         "byte order (LC_ALL=C).",
         files,
         same_lines("changes.txt", sorted(expected)),
         (
             bash(
-                "cd /work && (cd old && find . -type f -printf '%P\\n') | LC_ALL=C sort > /tmp/o; "
+                "cd /desk && (cd old && find . -type f -printf '%P\\n') | LC_ALL=C sort > /tmp/o; "
                 "(cd new && find . -type f -printf '%P\\n') | LC_ALL=C sort > /tmp/n; export LC_ALL=C; "
                 "{ comm -23 /tmp/o /tmp/n | sed 's/^/D /'; comm -13 /tmp/o /tmp/n | sed 's/^/A /'; "
                 'comm -12 /tmp/o /tmp/n | while IFS= read -r p; do cmp -s "old/$p" "new/$p" || echo "M $p"; done; } '
@@ -177,13 +177,13 @@ def checksum(rng: random.Random, level: int) -> Problem:
         files[f"parts/{name}"] = File(data)
     files["parts/SHA256SUMS"] = File(lines_of(sums))
     return Problem(
-        "/work/parts/SHA256SUMS lists the checksums of the files beside it. Some files were damaged. Write their names to "
-        "/work/damaged.txt, one a line, in byte order (LC_ALL=C).",
+        "/desk/parts/SHA256SUMS lists the checksums of the files beside it. Some files were damaged. Write their names to "
+        "/desk/damaged.txt, one a line, in byte order (LC_ALL=C).",
         files,
         same_lines("damaged.txt", sorted(bad)),
         (
             bash(
-                "export LC_ALL=C; cd /work/parts && sha256sum -c SHA256SUMS 2>/dev/null | "
+                "export LC_ALL=C; cd /desk/parts && sha256sum -c SHA256SUMS 2>/dev/null | "
                 "sed -n 's/: FAILED$//p' | sort > ../damaged.txt"
             ),
             finish(),

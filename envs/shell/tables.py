@@ -36,13 +36,13 @@ def report(rng: random.Random, level: int) -> Problem:
         counts[region] += 1
     expected = [f"{region},{counts[region]},{totals[region]}" for region in sorted(REGIONS) if counts[region]]
     return Problem(
-        "/work/sales.csv has the columns id, region, person and amount. Write /work/report.csv: the header region,count,total, "
+        "/desk/sales.csv has the columns id, region, person and amount. Write /desk/report.csv: the header region,count,total, "
         "then a line for each region that occurs, with the number of its sales and the sum of their amounts, sorted by region.",
         {"sales.csv": File(lines_of(rows))},
         same_lines("report.csv", ["region,count,total", *expected]),
         (
             bash(
-                "cd /work && { echo region,count,total; tail -n +2 sales.csv | awk -F, '{ n[$2]++; s[$2] += $4 } "
+                "cd /desk && { echo region,count,total; tail -n +2 sales.csv | awk -F, '{ n[$2]++; s[$2] += $4 } "
                 'END { for (r in n) print r "," n[r] "," s[r] }\' | LC_ALL=C sort; } > report.csv'
             ),
             finish(),
@@ -61,11 +61,11 @@ def merge(rng: random.Random, level: int) -> Problem:
         entries |= set(lines)
         files[f"lists/{i + 1:02d}.txt"] = File(lines_of([line + rng.choice(("", "", " ", "\t")) for line in lines]))
     return Problem(
-        "Merge the lines of all files in /work/lists into /work/all.txt: without blanks and tabs at the ends of lines, each "
+        "Merge the lines of all files in /desk/lists into /desk/all.txt: without blanks and tabs at the ends of lines, each "
         "line once, in byte order (LC_ALL=C).",
         files,
         lambda view: float(view.data("all.txt") == lines_of(sorted(entries))),
-        (bash("cat /work/lists/*.txt | sed 's/[[:blank:]]*$//' | LC_ALL=C sort -u > /work/all.txt"), finish()),
+        (bash("cat /desk/lists/*.txt | sed 's/[[:blank:]]*$//' | LC_ALL=C sort -u > /desk/all.txt"), finish()),
     )
 
 
@@ -89,13 +89,13 @@ def log(rng: random.Random, level: int) -> Problem:
     rng.shuffle(lines)
     half = len(lines) // 2
     return Problem(
-        "/work/logs holds the logs of a web server. Which client (the address at the beginning of a line) got the most answers "
+        "/desk/logs holds the logs of a web server. Which client (the address at the beginning of a line) got the most answers "
         "with a status from 500 to 599 (the number after the request), over all logs? Give its address as the content of "
         "finished.",
         {"logs/access.log": File(lines_of(lines[half:])), "logs/access.log.1": File(lines_of(lines[:half]))},
         same_answer(best),
         (
-            bash("cat /work/logs/* | awk '$8 ~ /^5[0-9][0-9]$/ { print $1 }' | sort | uniq -c | sort -n | sed -n '$s/.* //p'"),
+            bash("cat /desk/logs/* | awk '$8 ~ /^5[0-9][0-9]$/ { print $1 }' | sort | uniq -c | sort -n | sed -n '$s/.* //p'"),
             finish_with_output,
         ),
     )
@@ -129,12 +129,12 @@ def transform(rng: random.Random, level: int) -> Problem:
             return 0.0
 
     program = f"""import json
-people = [p for p in json.load(open("/work/people.json")) if p["age"] >= {limit}]
+people = [p for p in json.load(open("/desk/people.json")) if p["age"] >= {limit}]
 people.sort(key=lambda p: p["id"])
 json.dump([dict(name=p["name"]["first"] + " " + p["name"]["last"], tags=sorted(p["tags"])) for p in people],
-          open("/work/adults.json", "w"))"""
+          open("/desk/adults.json", "w"))"""
     return Problem(
-        f"/work/people.json is a list of objects. Write /work/adults.json: a list of one object for each person whose age is "
+        f"/desk/people.json is a list of objects. Write /desk/adults.json: a list of one object for each person whose age is "
         f'at least {limit}, in the order of their ids, with "name" (first name, a blank, last name) and "tags" (sorted).',
         {"people.json": File(json.dumps(people, indent=1).encode())},
         check,
@@ -161,11 +161,11 @@ def extract(rng: random.Random, level: int) -> Problem:
         found.add("alice.anchor@paper.example")
     assert found == {hit for lines in files.values() for line in lines for hit in re.findall(r"[a-z.]+@[a-z]+\.example", line)}
     return Problem(
-        "The texts in /work/mail contain mail addresses that end in .example. Write them to /work/addresses.txt: each once, "
+        "The texts in /desk/mail contain mail addresses that end in .example. Write them to /desk/addresses.txt: each once, "
         "one a line, in byte order (LC_ALL=C).",
         {path: File(lines_of(lines)) for path, lines in files.items()},
         same_lines("addresses.txt", sorted(found)),
-        (bash("cd /work && grep -rhoE '[a-z.]+@[a-z]+\\.example' mail | LC_ALL=C sort -u > addresses.txt"), finish()),
+        (bash("cd /desk && grep -rhoE '[a-z.]+@[a-z]+\\.example' mail | LC_ALL=C sort -u > addresses.txt"), finish()),
     )
 
 
@@ -179,16 +179,16 @@ def join(rng: random.Random, level: int) -> Problem:
     rng.shuffle(right)
     both = sorted(set(left) & set(right))
     return Problem(
-        "/work/persons.tsv and /work/cities.tsv have two columns with a tab between: a number, and a name or a city. Write "
-        "/work/joined.tsv: number, name and city, with tabs between, for the numbers that are in both files, sorted by number.",
+        "/desk/persons.tsv and /desk/cities.tsv have two columns with a tab between: a number, and a name or a city. Write "
+        "/desk/joined.tsv: number, name and city, with tabs between, for the numbers that are in both files, sorted by number.",
         {
             "persons.tsv": File(lines_of([f"{i}\t{persons[i]}" for i in left])),
             "cities.tsv": File(lines_of([f"{i}\t{cities[i]}" for i in right])),
         },
         same_lines("joined.tsv", [f"{i}\t{persons[i]}\t{cities[i]}" for i in both]),
         (
-            bash("cd /work && export LC_ALL=C; sort persons.tsv > /tmp/p; sort cities.tsv > /tmp/c"),
-            bash("join -t $'\\t' /tmp/p /tmp/c > /work/joined.tsv"),
+            bash("cd /desk && export LC_ALL=C; sort persons.tsv > /tmp/p; sort cities.tsv > /tmp/c"),
+            bash("join -t $'\\t' /tmp/p /tmp/c > /desk/joined.tsv"),
             finish(),
         ),
     )

@@ -58,7 +58,7 @@ class View:
         return None if text is None else [line.rstrip() for line in text.rstrip().split("\n")] if text.strip() else []
 
     def files(self, path: str = "") -> dict[str, bytes] | None:
-        """Path from /work on -> bytes, of every file below a folder; None if there is no such folder, or a link in it."""
+        """Path from /desk on -> bytes, of every file below a folder; None if there is no such folder, or a link in it."""
         found = {}
         try:
             for entry in self.root.walk(path):
@@ -80,7 +80,7 @@ class Problem:
     """One task, ready to be set up."""
 
     instruction: str
-    files: Mapping[str, File]  # path from /work on -> file
+    files: Mapping[str, File]  # path from /desk on -> file
     check: Callable[[View], float]  # the reward, in [0, 1]; 1 is solved; nothing done gives 0
     solution: tuple[Step, ...]  # the oracle's actions, each an action or made from what was seen last
 
@@ -106,7 +106,7 @@ def same_lines(path: str, expected: Sequence[str]) -> Callable[[View], float]:
 
 
 def same_answer(expected: str) -> Callable[[View], float]:
-    """1 if the answer is this, 0 otherwise; quotes, blanks and a leading /work/ or ./ are not looked at."""
+    """1 if the answer is this, 0 otherwise; quotes, blanks and a leading /desk/ or ./ are not looked at."""
 
     def check(view: View) -> float:
         given = view.answer.strip().strip("`'\"").strip()

@@ -43,7 +43,7 @@ class Session:
         """Starts the shell.
 
         Args:
-          folder: exists; seen inside as /work.
+          folder: exists; seen inside as /desk.
           seed: of the shell's $RANDOM.
           timeout: seconds that a command or a cell may take.
           saved: from `save`; the folder is empty then.

@@ -112,7 +112,7 @@ def play(env: HybridEnv, kind: str, seed: int) -> list[str]:
     obs = env.reset(seed=seed)
     assert obs.screenshot is not None
     assert obs.screenshot.startswith(b"\x89PNG")
-    assert "/work" in (obs.text or "")
+    assert "/desk" in (obs.text or "")
     assert env.score() == 0.0
     policy = oracle(f"hybrid/{kind}", seed)
     assert policy is not None
@@ -182,7 +182,7 @@ def test_a_save_goes_on_in_another_environment_when_the_first_one_has_crashed():
         assert policy is not None
         for _ in range(4):  # download, add up, click, type
             obs = first.step(policy(first.state(), obs)).obs
-        first.step(Action("JupyterCI", {"code": "rows = open('/work/sales.csv').read().count(chr(10))\nprint(rows)"}))
+        first.step(Action("JupyterCI", {"code": "rows = open('/desk/sales.csv').read().count(chr(10))\nprint(rows)"}))
         blob = first.save()
         state = first.state()
         desk = first._desk
@@ -248,7 +248,7 @@ def opened(root: Path) -> Iterator[Desk]:
 @pytest.fixture
 def desk(opened: Desk) -> Desk:
     """The module's session, at its page anew."""
-    opened.tool(bash('rm -rf /work/* && printf %s "the session\'s own" > /work/own.txt'))
+    opened.tool(bash('rm -rf /desk/* && printf %s "the session\'s own" > /desk/own.txt'))
     opened.gui(Action("navigate", {"url": f"{SITE}index.html"}))
     return opened
 
@@ -261,20 +261,20 @@ def test_a_download_is_in_the_shell_at_once(desk: Desk):
     arrived = len(desk.arrived)
     assert desk.gui(click(desk.browser.elements(), "plain")) is None
     assert desk.arrived[arrived:] == ["plain.csv"]
-    assert shell(desk, "cat /work/plain.csv; stat -c %a /work/plain.csv") == "a,b\n644"
-    shell(desk, "echo more >> /work/plain.csv")
+    assert shell(desk, "cat /desk/plain.csv; stat -c %a /desk/plain.csv") == "a,b\n644"
+    shell(desk, "echo more >> /desk/plain.csv")
     desk.gui(click(desk.browser.elements(), "plain"))
-    assert shell(desk, "cat '/work/plain (1).csv' /work/plain.csv") == "a,b\na,b\nmore"
+    assert shell(desk, "cat '/desk/plain (1).csv' /desk/plain.csv") == "a,b\na,b\nmore"
 
 
 def test_a_file_of_the_shell_is_chosen_in_a_dialog(desk: Desk):
-    shell(desk, "mkdir -p /work/out && echo made > '/work/out/it is.txt'")
+    shell(desk, "mkdir -p /desk/out && echo made > '/desk/out/it is.txt'")
     desk.gui(click(desk.browser.elements(), "file"))
     shown = desk.browser.elements()
     assert desk.view()["choosing"] is True
     assert [e.text for e in shown if e.role == "button" and e.attributes.get("id") is None] == ["out/it is.txt", "own.txt"]
     desk.gui(Action("type", {"content": "out/nothing.txt\n"}))
-    assert "out/nothing.txt: no file in /work" in desk.browser.evaluate("document.body.innerText")
+    assert "out/nothing.txt: no file in /desk" in desk.browser.evaluate("document.body.innerText")
     box = next(e.box for e in shown if e.text == "out/it is.txt")
     desk.gui(Action("click", {"point": ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)}))
     assert desk.browser.evaluate("text.textContent") == ""
@@ -282,7 +282,7 @@ def test_a_file_of_the_shell_is_chosen_in_a_dialog(desk: Desk):
     assert desk.browser.evaluate("text.textContent") == "made\n"
     assert desk.browser.evaluate("file.files[0].name") == "it is.txt"
     assert desk.view()["choosing"] is False
-    shell(desk, "echo changed > '/work/out/it is.txt'")  # the page has what was chosen
+    shell(desk, "echo changed > '/desk/out/it is.txt'")  # the page has what was chosen
     assert desk.browser.evaluate("text.textContent") == "made\n"
 
 
@@ -299,14 +299,14 @@ def test_a_dialog_can_be_left(desk: Desk, way: str):
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "../../etc/passwd", "/work/../etc/passwd", "linked", "inside/passwd", "", ".", "/work", "pipe", "a\0b"],
+    ["/etc/passwd", "../../etc/passwd", "/desk/../etc/passwd", "linked", "inside/passwd", "", ".", "/desk", "pipe", "a\0b"],
 )
 def test_only_files_of_the_session_can_be_chosen(desk: Desk, path: str):
     shell(desk, "ln -s /etc/passwd linked; ln -s /etc inside; mkfifo pipe")
     desk.gui(click(desk.browser.elements(), "file"))
     desk.browser.evaluate(f"envsFiles.result = {{path: {json.dumps(path)}}}")
     desk.gui(Action("hover", {"point": (5, 5)}))
-    assert "no file in /work" in desk.browser.evaluate("document.querySelector('#envs-files-problem').textContent")
+    assert "no file in /desk" in desk.browser.evaluate("document.querySelector('#envs-files-problem').textContent")
     assert desk.browser.evaluate("file.files.length") == 0
     desk.browser.evaluate("envsFiles.result = {path: 'own.txt'}")  # that can
     desk.gui(Action("hover", {"point": (5, 5)}))
@@ -347,7 +347,7 @@ def test_a_download_whose_name_is_too_long_for_the_disk_does_not_come(desk: Desk
     desk.browser.evaluate(f"offer({json.dumps('e' * 300)}); desk.wanted = 0")
     desk.gui(Action("hover", {"point": (5, 5)}))
     assert desk.arrived[arrived:] == []
-    assert shell(desk, "ls /work") == "own.txt"
+    assert shell(desk, "ls /desk") == "own.txt"
     desk.gui(click(desk.browser.elements(), "plain"))  # the next one does
     assert desk.arrived[arrived:] == ["plain.csv"]
 
@@ -367,7 +367,7 @@ def test_the_page_reaches_its_own_files_and_nothing_else(desk: Desk, root: Path)
     secret.write_text("secret")
     own = desk.session.root.folder / "own.txt"
     urls = [SITE + "files/plain.csv", "file:///etc/passwd", secret.as_uri(), own.as_uri(), "http://127.0.0.1:1/"]
-    urls += [SITE + "../work/own.txt", SITE + "..%2fwork/own.txt", SITE + "files/..%2f..%2fwork/own.txt"]
+    urls += [SITE + "../folder/own.txt", SITE + "..%2ffolder/own.txt", SITE + "files/..%2f..%2ffolder/own.txt"]
     for url in urls:
         name = json.dumps(url)
         ask = f"desk.busy = 1; fetch({name}).then(async (r) => r.status + ' ' + await r.text(), (e) => 'refused')"
@@ -387,7 +387,7 @@ def test_the_page_reaches_its_own_files_and_nothing_else(desk: Desk, root: Path)
 
 
 def test_the_shell_sees_nothing_of_the_browser(desk: Desk):
-    assert shell(desk, f"ls -d {desk.session.root.folder.parent} 2>/dev/null; ls /work") == "own.txt"
+    assert shell(desk, f"ls -d {desk.session.root.folder.parent} 2>/dev/null; ls /desk") == "own.txt"
     assert "chrom" not in shell(desk, "cat /proc/[0-9]*/comm")
 
 

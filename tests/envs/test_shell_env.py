@@ -84,7 +84,7 @@ from test_shell_env import KINDS, envs, digest, summary
 made = [summary(kind, level, 5) for kind in sorted(KINDS, reverse=True) for level in (1, 2)]
 env = envs.make("shell/config", level=2)
 env.reset(seed=3)
-env.step(envs.Action("execute_bash", {"command": "cd /tmp; export A=1; echo $RANDOM > /work/r; chmod 600 /work/r"}))
+env.step(envs.Action("execute_bash", {"command": "cd /tmp; export A=1; echo $RANDOM > /desk/r; chmod 600 /desk/r"}))
 print(json.dumps([made, digest(env.state())]))
 env.close()
 """
@@ -100,9 +100,9 @@ env.close()
     env = envs.make("shell/config", level=2)
     env.reset(seed=8)
     env.reset(seed=3)
-    env.step(bash("cd /tmp; export A=1; echo $RANDOM > /work/r; chmod 600 /work/r"))
+    env.step(bash("cd /tmp; export A=1; echo $RANDOM > /desk/r; chmod 600 /desk/r"))
     assert digest(env.state()) == state
-    env.step(bash("chmod 644 /work/r"))
+    env.step(bash("chmod 644 /desk/r"))
     assert digest(env.state()) != state
     env.close()
 
@@ -126,7 +126,7 @@ def test_only_one_answer_is_right(kind):
     other = str(int(right) + 1) if right.isdigit() else right[:-1]
     for answer, reward in (
         (right, 1),
-        (f" /work/{right}\n", 1),
+        (f" /desk/{right}\n", 1),
         (f"`{right}`", 1),
         (other, 0),
         ("", 0),
@@ -140,10 +140,10 @@ def test_only_one_answer_is_right(kind):
 def test_a_part_of_the_work_earns_a_part():
     env = envs.make("shell/rename", level=1)
     env.reset(seed=2)
-    env.step(bash('cd /work/photos; ls *.JPG | head -5 | while read -r f; do n=${f,,}; mv "$f" "${n// /-}"; done'))
+    env.step(bash('cd /desk/photos; ls *.JPG | head -5 | while read -r f; do n=${f,,}; mv "$f" "${n// /-}"; done'))
     assert env.step(FINISHED).reward == 0.5
     env.reset(seed=2)
-    env.step(bash("rm /work/photos/*.JPG"))
+    env.step(bash("rm /desk/photos/*.JPG"))
     assert env.step(FINISHED).reward == 0
     env.close()
 
@@ -202,7 +202,7 @@ def test_every_mistake_in_a_script_shows(tmp_path):
 def test_what_the_agent_sees():
     env = envs.make("shell/find", level=1, timeout=1.0)
     first = env.reset(seed=0)
-    assert "/work" in first.text
+    assert "/desk" in first.text
     assert (first.step, first.t_virtual) == (0, 0.0)
     seen = env.step(bash("echo out; exit_with() { return 3; }; exit_with"))
     assert seen.obs.text == "out\n[exit code 3]"

@@ -28,10 +28,10 @@ def text(root, path):
 
 
 def test_create_refuses_what_exists(editor, root):
-    assert editor.run("create", "/work/a/b.txt", file_text="one\n").ok
+    assert editor.run("create", "/desk/a/b.txt", file_text="one\n").ok
     assert text(root, "a/b.txt") == "one\n"
     assert editor.run("create", "a/b.txt", file_text="two\n").error == "exists"
-    assert editor.run("create", "/work/a", file_text="two\n").error == "exists"
+    assert editor.run("create", "/desk/a", file_text="two\n").error == "exists"
     assert editor.run("create", "a/c.txt").error == "missing_argument"
     assert text(root, "a/b.txt") == "one\n"
 
@@ -86,7 +86,7 @@ def test_view_counts_lines_from_one(editor):
 def test_view_of_a_folder_lists_two_levels(editor):
     editor.run("create", "a/b/c.txt", file_text="")
     editor.run("create", "d.txt", file_text="")
-    assert editor.run("view", "/work").text.split("\n")[1:] == ["/work/a/", "/work/a/b/", "/work/d.txt"]
+    assert editor.run("view", "/desk").text.split("\n")[1:] == ["/desk/a/", "/desk/a/b/", "/desk/d.txt"]
 
 
 def test_view_clips_and_refuses_binary_files(editor, root):
@@ -103,7 +103,7 @@ def test_view_clips_and_refuses_binary_files(editor, root):
 def test_undo_goes_back_edit_by_edit(editor, root):
     editor.run("create", "f", file_text="1")
     editor.run("str_replace", "f", old_str="1", new_str="2")
-    editor.run("str_replace", "/work/./f", old_str="2", new_str="3")
+    editor.run("str_replace", "/desk/./f", old_str="2", new_str="3")
     for expected in ("2", "1"):
         assert editor.run("undo_edit", "f").ok
         assert text(root, "f") == expected
@@ -114,7 +114,7 @@ def test_undo_goes_back_edit_by_edit(editor, root):
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "..", "../x", "a/../../x", "/work/../etc/passwd", "/workx/a", "//work/a", "up", "up/passwd", "abs", "loop"],
+    ["/etc/passwd", "..", "../x", "a/../../x", "/desk/../etc/passwd", "/workx/a", "//desk/a", "up", "up/passwd", "abs", "loop"],
 )
 def test_paths_that_lead_out_are_refused(editor, root, path):
     (root.folder / "a").mkdir()
@@ -129,7 +129,7 @@ def test_paths_that_lead_out_are_refused(editor, root, path):
 def test_links_within_the_folder_are_followed(editor, root):
     editor.run("create", "a/f", file_text="1")
     (root.folder / "relative").symlink_to("a")
-    (root.folder / "absolute").symlink_to("/work/a/f")  # as it reads inside
+    (root.folder / "absolute").symlink_to("/desk/a/f")  # as it reads inside
     assert editor.run("view", "relative/f").ok
     assert editor.run("str_replace", "absolute", old_str="1", new_str="2").ok
     assert text(root, "a/f") == "2"
@@ -155,7 +155,7 @@ def test_no_path_leads_out(tmp_path_factory, parts, absolute):
         (folder / "in").symlink_to("a/b")
     path = "/".join(parts)
     try:
-        descriptor = Root(folder).open("/work/" + path if absolute else path.lstrip("/") or ".", os.O_RDONLY)
+        descriptor = Root(folder).open("/desk/" + path if absolute else path.lstrip("/") or ".", os.O_RDONLY)
     except (OSError, OutsideError):
         return
     found = Path(f"/proc/self/fd/{descriptor}").readlink()

@@ -53,7 +53,7 @@ def test_read_a_host_file(shell, secret):
     assert shell.run(f"cat {secret}").exit_code == 1
     assert shell.run("cat /etc/shadow /root/.bashrc /home/*/.bashrc 2>/dev/null").text == ""
     assert not {"root", "home", "var", "sys", "run", "mnt", "opt", "boot", "srv"} & set(shell.run("ls /").text.split())
-    assert shell.run("cat /etc/passwd").text == "nobody:x:65534:65534:nobody:/work:/bin/bash\n"
+    assert shell.run("cat /etc/passwd").text == "nobody:x:65534:65534:nobody:/desk:/bin/bash\n"
 
 
 def test_read_a_host_file_through_a_process(shell, secret):
@@ -65,7 +65,7 @@ def test_follow_a_link_out(shell, folder, secret):
     assert "secret" in (folder / "link").read_text()  # from outside, the link leads there
     assert shell.run("cat link dir/secret.txt").exit_code == 1
     editor = Editor(Root(folder))
-    for path in ("link", "/work/link", "dir/secret.txt", "dir", f"../host0/{secret.name}"):
+    for path in ("link", "/desk/link", "dir/secret.txt", "dir", f"../host0/{secret.name}"):
         assert editor.run("view", path).error == "bad_path"
     assert editor.run("str_replace", "link", old_str="secret", new_str="public").error == "bad_path"
     assert not editor.run("create", "dir/new.txt", file_text="x").ok
@@ -161,7 +161,7 @@ def test_settings_of_the_kernel(shell):
 def test_write_outside_the_folder(shell):
     for path in ("/x", "/dev/x", "/etc/x", "/usr/x", "/usr/bin/x", "/proc/x"):
         assert shell.run(f": > {path}").exit_code == 1
-    for path in ("/work/x", "/tmp/x", "/dev/shm/x"):
+    for path in ("/desk/x", "/tmp/x", "/dev/shm/x"):
         assert shell.run(f": > {path} && rm {path}").exit_code == 0
 
 

@@ -43,7 +43,7 @@ def test_there_is_no_input(python):
 
 def test_it_sees_the_folder_and_no_network(python, folder):
     (folder / "mine.py").write_text("value = 5\n")
-    assert python.run("import mine, os; os.getcwd(), mine.value").text == "('/work', 5)\n"
+    assert python.run("import mine, os; os.getcwd(), mine.value").text == "('/desk', 5)\n"
     output = python.run("import socket; socket.create_connection(('127.0.0.1', 9), 2)")
     assert "ConnectionRefusedError" in output.text
 

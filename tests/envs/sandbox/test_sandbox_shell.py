@@ -13,7 +13,7 @@ def test_state_stays_from_command_to_command(shell):
     assert shell.run("cd /tmp; A=1; f() { echo called; }; false").exit_code == 1
     assert shell.run("echo $?; pwd; echo $A; f").text == "1\n/tmp\n1\ncalled\n"
     assert shell.cwd == "/tmp"
-    assert shell.run("cd /work; unset A").text == ""
+    assert shell.run("cd /desk; unset A").text == ""
 
 
 def test_standard_error_comes_in_order(shell):
@@ -26,7 +26,7 @@ def test_standard_error_comes_in_order(shell):
 def test_any_text_is_a_command(shell, command):
     """The reference is bash itself, outside."""
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env={"HOME": "/work", "PATH": "/usr/bin"}, timeout=60
+        ["bash", "-c", command], capture_output=True, text=True, env={"HOME": "/desk", "PATH": "/usr/bin"}, timeout=60
     )
     assert (shell.run(command).text, shell.run(command).exit_code) == (done.stdout, done.returncode)
 
@@ -87,8 +87,8 @@ def test_a_command_that_ends_the_shell_leaves_a_new_one(shell):
     shell.run("LOST=1; cd /tmp")
     ended = shell.run("exit 7")
     assert ended.exit_code == 7
-    assert "new one was started in /work" in ended.note
-    assert shell.run("pwd; echo ${LOST-none}").text == "/work\nnone\n"
+    assert "new one was started in /desk" in ended.note
+    assert shell.run("pwd; echo ${LOST-none}").text == "/desk\nnone\n"
 
 
 def test_output_keeps_head_and_tail(shell):
