@@ -1,5 +1,6 @@
 """The bookkeeping that all environments have in common: steps, limits, refused actions, the end, and saves by replay."""
 
+import abc
 import contextlib
 import dataclasses
 import json
@@ -40,17 +41,17 @@ class BaseEnv(Env):
 
     # What a family writes.
 
+    @abc.abstractmethod
     def _reset(self, task: Task | None, seed: int) -> Obs:
         """Sets the episode up; returns the first observation (its `step` is filled in by the caller)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _act(self, action: Action) -> StepResult:
         """Does one valid action. `truncated` by the step limit, `obs.step` and ``effect`` are filled in by the caller."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _state(self) -> dict[str, Any]:
         """The verifier's view, without the count of steps."""
-        raise NotImplementedError
 
     def _observe(self) -> Obs:
         """The present observation, for a step that changed nothing."""

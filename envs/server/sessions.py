@@ -1,5 +1,6 @@
 """The sessions of a step server: made, given a process, ended, watched. The router does the talking."""
 
+import abc
 import contextlib
 import fnmatch
 import time
@@ -19,7 +20,7 @@ SPECS = 4096  # that are remembered
 OK = wire.pack([None, 0.0, False, False, {}, None])  # the result of an operation that has none
 
 
-class Sessions:
+class Sessions(abc.ABC):
     """Which session lives where, and what becomes of it. `_emit` sends a result."""
 
     address = ""
@@ -49,8 +50,9 @@ class Sessions:
         self._next_look = 0.0  # when a deadline has to be looked at
         self._next_tick = 0.0
 
+    @abc.abstractmethod
     def _emit(self, client: Client, request: Request | None, index: int, record: list[Any], frames: list[Any]) -> None:
-        raise NotImplementedError
+        """Sends a result."""
 
     def _begin(
         self, seconds: float, limit: float, step: int, op: str, request: Request | None, index: int, now: float
