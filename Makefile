@@ -46,8 +46,8 @@ bench: dev ## every benchmark that this machine can run; benchmarks/README.md te
 	@set -e; for name in dispatch generate neuron_map clamp acts drift explore_search reward_throughput env_throughput; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 lint: dev ## style, format and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 
 COMPILE := PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/pip-compile --quiet \

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from envs.miniwob.oracles import solved
 from PIL import Image
 
 import envs
 from envs import Action, Invalid, LostError, miniwob
 from envs.browser import Browser, CrashedError
 from envs.episode import run_episode
+from envs.miniwob.oracles import solved
 from envs.miniwob.pages import PAGES
 from jaxllm.errors import UserError
 
