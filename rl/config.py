@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from rl.bytes import END, VOCAB_SIZE
-from rl.losses import ESTIMATORS, REDUCTIONS
+from rl.names import ESTIMATORS, REDUCTIONS
 
 ALGORITHMS = ("ppo", "vapo", "grpo", "dapo", "dr_grpo", "rloo", "gspo", "gigpo")
 WITH_CRITIC = ("ppo", "vapo")

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rl.names import ESTIMATORS, REDUCTIONS
+
 MAX_LOG_RATIO = 20.0  # beyond it the exponential says nothing more than "far away"
-REDUCTIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_denominator")
-ESTIMATORS = ("k1", "k2", "k3")
 
 
 def token_weights(

@@ -39,10 +39,7 @@ class Train:
 
         Raises UserError if it begins with something else.
         """
-        from jaxllm.cli import runtime
         from jaxllm.errors import UserError
-
-        runtime.configure_jax()  # the settings' module imports JAX
         from rl.config import PRESETS
         from rl.saved import configuration
 
