@@ -68,12 +68,16 @@ def sequence_logprobs(
     chunk: int = CHUNK,
     clamp: Clamp | None = None,
     prompt_lengths: jax.Array | None = None,
+    segments: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`token_logprobs` of texts: ids ``[B, T]`` to log-probabilities and entropies ``[B, T-1]``.
 
     Entry t is about token t + 1 given those up to t. Padding on the right gets numbers too; the caller knows the lengths.
-    ``clamp`` and ``prompt_lengths`` are those of `jaxllm.model.forward`.
+    ``clamp``, ``prompt_lengths`` and ``segments`` are those of `jaxllm.model.forward`; across the border of two segments the
+    numbers say nothing.
     """
-    hidden = model.forward(params, cfg, tokens, remat=remat, clamp=clamp, prompt_lengths=prompt_lengths, mesh=mesh)
+    hidden = model.forward(
+        params, cfg, tokens, remat=remat, clamp=clamp, prompt_lengths=prompt_lengths, segments=segments, mesh=mesh
+    )
     return token_logprobs(params, hidden[:, :-1], tokens[:, 1:], temperature=temperature, chunk=chunk, mesh=mesh)

@@ -232,10 +232,11 @@ class Llama(nnx.Module):
         prompt_lengths: jax.Array | None = None,
         record: Neurons | None = None,
         last_layer: int | None = None,
+        segments: jax.Array | None = None,
     ) -> tuple[jax.Array, kv.KVCache | None, Recorded | None]:
         """See `forward`."""
         T = tokens.shape[1]
-        ctx = self.context(T, lengths, cache, mesh)
+        ctx = self.context(T, lengths, cache, mesh) if segments is None else self.packed_context(segments, mesh)
         if prompt_lengths is None:
             prompt_lengths = jnp.full((1,), T) if lengths is None else lengths
         ctx = dataclasses.replace(ctx, clamp=clamps.acting(clamp, tokens, ctx.positions, prompt_lengths), record=record)
@@ -276,6 +277,14 @@ class Llama(nnx.Module):
         real = jnp.full_like(positions, True, bool) if lengths is None else steps < lengths[:, None]
         at = kv.slots(cache, positions, real)
         return Context(positions, rope.angles(self.cfg, positions), kv.mask(positions, cache.size), at, mesh)
+
+    def packed_context(self, segments: jax.Array, mesh: Mesh | None = None) -> Context:
+        """Angles and mask for rows of several texts, ``segments`` [B, T]: each begins at position 0 and reads itself alone."""
+        steps = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
+        begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+        positions = steps - jax.lax.cummax(jnp.where(begins, steps, 0), axis=1)
+        mask = kv.mask(steps, segments.shape[1]) & (segments[:, None, :, None] == segments[:, None, None, :])
+        return Context(positions, rope.angles(self.cfg, positions), mask, None, mesh)
 
 
 def _run(
@@ -332,6 +341,7 @@ def forward(
     prompt_lengths: jax.Array | None = None,
     record: Neurons | None = None,
     last_layer: int | None = None,
+    segments: jax.Array | None = None,
 ) -> Any:
     """Hidden states after the final norm, ``[B, T, D]`` in the dtype of the parameters; the head is `logits`.
 
@@ -353,9 +363,11 @@ def forward(
         about. Without a cache the default is ``lengths``: all real tokens are prompt. With a cache a clamp needs it.
       record: which neurons to read, traced.
       last_layer: run the layers up to this one only, and the final norm on what they leave. Not with a cache.
+      segments: ``[B, T]`` int32, where rows hold several texts side by side: a number for each text, the same at all of its
+        tokens and another in the texts beside it. No text reads another. Not with a cache nor a clamp.
     Raises:
-      ValueError: a cache with stacked parameters, with ``last_layer``, or with a clamp and no ``prompt_lengths``; a layer that
-        does not exist.
+      ValueError: a cache with stacked parameters, with ``last_layer`` or ``segments``, or with a clamp and no
+        ``prompt_lengths``; a clamp with ``segments``; a layer that does not exist.
       UserError: a clamp whose rows are neither 1 nor B.
     """
     stacked = 0 not in params["layers"]
@@ -365,6 +377,8 @@ def forward(
         raise ValueError("a clamp with a cache needs prompt_lengths")
     if last_layer is not None and (cache is not None or not 0 <= last_layer < cfg.num_hidden_layers):
         raise ValueError(f"last_layer must be from 0 to {cfg.num_hidden_layers - 1}, without a cache; found {last_layer}")
+    if segments is not None and (cache is not None or clamp is not None):
+        raise ValueError("rows of several texts have neither a cache nor a clamp")
     model = nnx.merge(definition(cfg, stacked=stacked, adapters=tree.adapters(params)), params)
     hidden, cache, recorded = model(
         tokens,
@@ -376,6 +390,7 @@ def forward(
         prompt_lengths=prompt_lengths,
         record=record,
         last_layer=last_layer,
+        segments=segments,
     )
     results = tuple(part for part in (hidden, cache, recorded) if part is not None)
     return results if len(results) > 1 else hidden

@@ -1,6 +1,7 @@
 """The model as a policy: log-probabilities and entropies of the tokens of a batch."""
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.config import Config
@@ -17,6 +18,7 @@ def logprobs(
     temperature: float = 1.0,
     remat: bool = False,
     chunk: int = CHUNK,
+    segments: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(log-probability of each token given those before it, entropy of the distribution that it was drawn from).
@@ -29,7 +31,14 @@ def logprobs(
       params: stacked or not, with or without adapters.
       tokens: [B, T] int32.
       remat: recompute each layer in the backward pass.
+      segments: int32 [B, T], where a row holds several sequences, as of `jaxllm.model.forward`; the first token of each, which
+        nothing predicts, has 0 as position 0 has.
       mesh: where the parameters live; the vocabulary stays split.
     """
-    logp, entropy = sequence_logprobs(params, cfg, tokens, temperature=temperature, remat=remat, chunk=chunk, mesh=mesh)
+    logp, entropy = sequence_logprobs(
+        params, cfg, tokens, temperature=temperature, remat=remat, chunk=chunk, segments=segments, mesh=mesh
+    )
+    if segments is not None:
+        inside = segments[:, 1:] == segments[:, :-1]
+        logp, entropy = jnp.where(inside, logp, 0), jnp.where(inside, entropy, 0)
     return to_tokens(logp), to_tokens(entropy)
