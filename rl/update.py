@@ -20,7 +20,7 @@ from jaxllm.config import Config
 from jaxllm.params import Params
 from rl import advantages as adv
 from rl import critic as critics
-from rl import groups, losses, offpolicy, policy
+from rl import groups, losses, offpolicy, placement, policy
 from rl.config import Algo, Optim
 from rl.tokens import bucket as _bucket
 from rl.types import Batch
@@ -287,7 +287,8 @@ def _step(
 ) -> Step:
     """Adds gradients up over micro-batches, and moves unless something is not finite."""
     count = setting.optim.micro_batches
-    parts = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), parts)
+    # Each part takes every count-th row: where rows are split over devices, none has to move.
+    parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0), parts)
     gradient_of = jax.grad(loss, has_aux=True)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
@@ -300,7 +301,8 @@ def _step(
     updates, moved = optimise.update(gradient, opt, params)
     new = optax.apply_updates(params, updates)
     finite = jnp.isfinite(norm)
-    params, opt = jax.tree.map(lambda a, b: jnp.where(finite, a, b), (new, moved), (params, opt))
+    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), (new, moved), (params, opt))
+    params, opt = placement.keep(kept, setting.cfg, setting.mesh)
     return Step(params, opt, {**metrics, "grad_norm": norm, "skipped": ~finite})
 
 
