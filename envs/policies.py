@@ -41,6 +41,16 @@ def random_policy(spec: EnvSpec, seed: int = 0) -> Player:
     return player
 
 
+def noisy(player: Player, spec: EnvSpec, noise: float, seed: int = 0) -> Player:
+    """The same player, that acts at random instead with probability ``noise``: the same seed, the same slips."""
+    slips, generator = random_policy(spec, seed), random.Random(f"slips {seed}")
+
+    def clumsy(state: Mapping[str, Json], obs: Obs) -> Action | Invalid:
+        return (slips if generator.random() < noise else player)(state, obs)
+
+    return clumsy
+
+
 def _draw(argument: Argument, spec: EnvSpec, obs: Obs, generator: random.Random) -> Json:
     if argument.kind == "key":
         return generator.choice(argument.choices or KEYS)

@@ -98,7 +98,7 @@ class HiLo(Toy):
         self.secret = _given(task, "secret", self.numbers, random.Random(f"hilo {seed}"))
         self.range = [0, self.numbers - 1]
         self.tried = 0
-        return Obs(text=f"0-{self.numbers - 1}, {self.guesses} guesses")
+        return Obs(text=f"0-{self.numbers - 1}")
 
     def _act(self, action: Action) -> StepResult:
         n = action.arguments["n"]

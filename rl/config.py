@@ -149,14 +149,18 @@ class Optim:
     """parts whose gradients are added up in an optimiser step, to save memory"""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """of the forward and backward pass; weights and moments are float32"""
+    remat: bool = False
+    """recompute each layer in the backward pass: a layer's input stays in memory in place of all that it computes"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Imitate:
-    """Supervised learning before RL: on episodes of a policy that knows the format and nothing else."""
+    """Supervised learning before RL: on episodes of a policy that knows the format and not much else."""
 
     policy: Literal["none", "random", "oracle"] = "none"
     """who plays them"""
+    noise: float = 0.0
+    """share of its moves that are random instead"""
     episodes: int = 512
     """how many"""
     steps: int = 0
@@ -225,7 +229,7 @@ def _problems(config: TrainConfig) -> Any:
         ("algo", "positive_nll", 0), ("algo", "kl", 0), ("algo", "format_weight", 0), ("algo", "omega", 0),
         ("algo", "value_pretrain", 0), ("algo", "max_resample_rounds", 1), ("algo", "min_group_size", 1),
         ("optim", "warmup", 0), ("optim", "weight_decay", 0), ("optim", "actor_lr", 0), ("optim", "critic_lr", 0),
-        ("imitate", "episodes", 1), ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
+        ("imitate", "noise", 0), ("imitate", "episodes", 1), ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
         ("rollout", "max_failed_fraction", 0), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
         ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "checkpoint_every", 0),
     ):  # fmt: skip

@@ -21,17 +21,13 @@ from jax.sharding import Mesh
 import envs
 from envs.digest import session_seed
 from envs.local import LocalVector
-from envs.policies import random_policy
+from envs.policies import noisy, random_policy
 from jaxllm import params as trees
 from jaxllm import sharding
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from jaxllm.hub import resolve
-from jaxllm.load import load_params, open_checkpoint
-from rl import critic, groups, losses, metrics, tokens, update
-from rl.bytes import byte_tokenizer
-from rl.codec import ChatCodec, Codec, PlainCodec
-from rl.config import TINY, TrainConfig
+from rl import critic, groups, losses, metrics, models, placement, tokens, update
+from rl.config import TrainConfig
 from rl.engine import Engine
 from rl.figures import of_update
 from rl.rollout import Budget, Episode, rollout, scripted
@@ -56,10 +52,11 @@ class Trainer:
         """
         self.config, self.folder, self.mesh = config, folder, mesh
         save_config(folder, dataclasses.asdict(config))
-        self.cfg, weights, self.codec = _model(config, mesh)
+        begin = models.start(config.model, config.seed, mesh)
+        self.cfg, self.codec = begin.cfg, begin.codec
         play = config.rollout
         self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh)
-        self.state = _fresh(config, self.cfg, weights)
+        self.state = _fresh(config, self.cfg, begin.params, mesh)
         self.counters = Counters()
         self.budget = Budget(play.max_turns, play.max_tokens, play.max_tokens_per_turn, play.seconds)
         slots = min(play.slots, play.groups * play.group_size)
@@ -67,24 +64,27 @@ class Trainer:
             self.environments: Any = envs.make_vec(play.env, slots, seed=config.seed)
         else:
             self.environments = LocalVector(functools.partial(envs.make, play.env), slots, seed=config.seed)
-        self.engine = Engine(
-            self._published(), self.cfg, slots=slots, context=play.context, temperature=play.temperature, seed=config.seed
-        )
+        options: dict[str, Any] = {"context": play.context, "temperature": play.temperature, "seed": config.seed, "mesh": mesh}
+        self.engine = Engine(self._published(), self.cfg, slots=slots, **options)
         self.checkpoints = Checkpoints(folder, config.keep)
-        self._skipped = 0
 
     def run(self, report: Callable[[str], None] = log.info) -> Iterator[dict[str, float]]:
         """Trains to the end, and yields what is also written to the run's files."""
         if self.checkpoints.latest is not None:
             self.state, self.counters = self.checkpoints.restore(self.state)
-            report(f"goes on after update {self.counters.update}")
-            self._publish()
+            done = self.counters.update
+            left = done < self.config.updates
+            report(f"goes on after update {done}" if left else f"all is done after update {done}: more --updates go on")
+            if self.counters.version:  # else the engine has these weights already
+                self._send()
         else:
             self._imitate(report)
         writer = metrics.Writer(self.folder, resume_at=self.counters.update)
         try:
             if self.config.algo.critic and not self.counters.warm:
                 self._pretrain_critic(report)
+            if self.checkpoints.latest is None and self.config.checkpoint_every:
+                self.checkpoints.save(self.state, self.counters)
             while self.counters.update < self.config.updates:
                 figures = self.iterate()
                 writer.write(self.counters.update - 1, figures)
@@ -185,7 +185,7 @@ class Trainer:
         play, optim = self.config.rollout, self.config.optim
         segments = sum(1 + sum(turn.rewritten for turn in one.turns[1:]) for one in trajectories)
         rows = max(play.groups * play.group_size, segments)
-        multiple = optim.mini_batches * optim.micro_batches
+        multiple = optim.mini_batches * optim.micro_batches * placement.rows(self.mesh)
         batch = tokens.make_batch(
             trajectories, group_of, multiple=multiple, num_rows=-(-rows // multiple) * multiple, buckets=(play.context,)
         )
@@ -246,17 +246,20 @@ class Trainer:
 
     def _watch(self, steps: list[dict[str, Any]]) -> None:
         for step in steps:
-            skipped = step.get("ppo/skipped") or step.get("critic/skipped")
-            self._skipped = self._skipped + 1 if skipped else 0
-            if self._skipped >= MAX_SKIPPED:
+            bad = step.get("ppo/skipped") or step.get("critic/skipped")
+            self.counters = dataclasses.replace(self.counters, skipped=self.counters.skipped + 1 if bad else 0)
+            if self.counters.skipped >= MAX_SKIPPED:
                 raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
 
     def _published(self) -> trees.Params:
-        return _unstacked(self.state.policy, self.config.optim.compute_dtype)
+        return _unstacked(self.state.policy, self.config.optim.compute_dtype, self.cfg, self.mesh)
 
     def _publish(self) -> None:
         self.counters = dataclasses.replace(self.counters, version=self.counters.version + 1)
-        self.engine.publish(self._published(), max(self.counters.version, self.engine.version + 1))
+        self._send()
+
+    def _send(self) -> None:
+        self.engine.publish(self._published(), self.counters.version)
 
     def _seed(self, kind: str, number: int) -> int:
         return session_seed(self.config.seed, f"{kind} {self.config.rollout.env}", number)
@@ -275,12 +278,12 @@ class Trainer:
             policy = random_policy(env.spec, seed) if how.policy == "random" else envs.oracle(self.config.rollout.env, seed)
             if policy is None:
                 raise UserError(f"{self.config.rollout.env} has no oracle to imitate")
-            played.append(scripted(env, policy, self.codec, Episode(i, seed)))
+            played.append(scripted(env, noisy(policy, env.spec, how.noise, seed), self.codec, Episode(i, seed)))
         env.close()
         batch = tokens.make_batch(played, [0] * len(played))
         optim = dataclasses.replace(self.config.optim, actor_lr=how.lr, warmup=10, micro_batches=1)
         setting = dataclasses.replace(self.setting, optim=optim)
-        opt = update.optimiser(how.lr, optim).init(self.state.policy)
+        opt = placement.put(update.optimiser(how.lr, optim).init(self.state.policy), self.cfg, self.mesh)
         weights, rng, loss = self.state.policy, np.random.default_rng(self.config.seed), float("nan")
         for _ in range(how.steps):
             rows = rng.choice(len(played), how.batch)
@@ -288,7 +291,7 @@ class Trainer:
             weights, opt, found = update.imitation_step(setting, weights, opt, ids, mask)
             loss = found["sft/loss"]
         report(f"imitated {how.policy} play for {how.steps} steps: loss {float(loss):.3f} nats a token")
-        self.state = _fresh(self.config, self.cfg, weights)
+        self.state = _fresh(self.config, self.cfg, weights, self.mesh)
         self._publish()
 
     def _pretrain_critic(self, report: Callable[[str], None]) -> None:
@@ -313,7 +316,7 @@ class Trainer:
                 break
         report(f"pretrained the critic for {len(history)} updates: it explains {smoothed:.2f} of the returns' variance")
         opt = update.optimiser(self.config.optim.critic_lr, self.config.optim).init(self.state.critic)
-        self.state = dataclasses.replace(self.state, critic_opt=opt)
+        self.state = dataclasses.replace(self.state, critic_opt=placement.put(opt, self.cfg, self.mesh))
         self.counters = dataclasses.replace(self.counters, warm=True)
 
 
@@ -333,28 +336,20 @@ class _Clock:
         return self._laps
 
 
-@functools.partial(jax.jit, static_argnames=("dtype",))
-def _unstacked(policy: trees.Params, dtype: str) -> trees.Params:
-    return trees.unstack(jax.tree.map(lambda leaf: leaf.astype(dtype), policy))
+@functools.partial(jax.jit, static_argnames=("dtype", "cfg", "mesh"))
+def _unstacked(policy: trees.Params, dtype: str, cfg: Config, mesh: Mesh | None) -> trees.Params:
+    """A copy for the sampler, which shares no memory with what the next step moves."""
+    tree = trees.unstack(jax.tree.map(lambda leaf: jnp.copy(leaf.astype(dtype)), policy))
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, sharding.shardings(cfg, mesh))
 
 
-def _model(config: TrainConfig, mesh: Mesh | None) -> tuple[Config, trees.Params, Codec]:
-    """The model's shape, its stacked float32 parameters, and how conversations with it are written."""
-    if config.model == "tiny":
-        places = sharding.shardings(TINY, mesh, stacked=True)
-        weights = jax.device_put(trees.init(jax.random.key(config.seed), TINY, stacked=True), places)
-        return TINY, weights, PlainCodec(byte_tokenizer())
-    checkpoint = open_checkpoint(resolve(config.model))
-    weights = load_params(checkpoint, dtype=jnp.float32, mesh=mesh, stacked=True)
-    return checkpoint.config, weights, ChatCodec(checkpoint.tokenizer(), stop_ids=checkpoint.stop_ids)
-
-
-def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params) -> TrainState:
+def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh | None) -> TrainState:
     judge = critic.init(cfg, trunk=jax.tree.map(jnp.copy, weights)) if config.algo.critic else None
-    return TrainState(
+    state = TrainState(
         policy=weights,
         critic=judge,
         policy_opt=update.optimiser(config.optim.actor_lr, config.optim).init(weights),
         critic_opt=update.optimiser(config.optim.critic_lr, config.optim).init(judge) if judge else (),
         reference=jax.tree.map(jnp.copy, weights) if config.algo.kl else None,
     )
+    return placement.put(state, cfg, mesh)
