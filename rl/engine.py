@@ -9,6 +9,7 @@ What a session samples depends on its own tokens, its key and the weights, not o
 
 import dataclasses
 import functools
+import heapq
 import zlib
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Literal
@@ -120,7 +121,7 @@ class Engine:
         self._default: dict[str, Any] = {"temperature": temperature, "stop_ids": frozenset(stop_ids)}
         self._seed = jax.random.key(seed)
         self._sessions: dict[Hashable, _Session] = {}
-        self._free = list(range(slots))[::-1]
+        self._free = list(range(slots))  # a heap: which slots are taken does not depend on what was released before
         dtype = jax.tree.leaves(params)[0].dtype
         self._state = Slots(
             cache=kv.create(cfg, slots, context, dtype),
@@ -186,7 +187,7 @@ class Engine:
         if any(not 0 <= token < self.cfg.vocab_size for token in ids):
             raise UserError(f"an id is outside 0..{self.cfg.vocab_size - 1}")
         if session is None:
-            session = self._sessions[key] = _Session(self._free.pop())
+            session = self._sessions[key] = _Session(heapq.heappop(self._free))
         session.ids += map(int, ids)
         session.waiting, session.left, session.stops, session.clamps = True, max_tokens, stops, tuple(clamps)
         session.temperature = self._default["temperature"] if temperature is None else temperature
@@ -194,7 +195,7 @@ class Engine:
     def release(self, key: Hashable) -> None:
         """Ends a session and frees its slot, in the middle of an answer too."""
         session = self._sessions.pop(key)
-        self._free.append(session.slot)
+        heapq.heappush(self._free, session.slot)
         if session.left and not session.waiting:
             self._state = _stop(self._state, np.int32(session.slot))
 

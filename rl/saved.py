@@ -12,6 +12,7 @@ import os
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,6 +21,8 @@ from jaxllm.errors import UserError
 from rl.config import PRESETS, TrainConfig
 
 FILE = "config.json"
+FREE = ("updates", "eval_every", "eval_episodes", "checkpoint_every", "keep")
+"""Settings that a run may go on with otherwise: no number of training depends on them."""
 Section = TypeVar("Section")
 
 
@@ -70,16 +73,17 @@ def only_writer(folder: Path, config: TrainConfig) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder}: another process trains there; let it end, or choose another --out") from None
-        if (folder / FILE).is_file() and (apart := differences(configuration(folder), config)):
+        if (folder / FILE).is_file() and (apart := differences(asdict(configuration(folder)), asdict(config))):
             remedy = "choose another --out, or remove it"
             raise UserError(f"{folder} holds a run with other settings; {remedy}:\n" + "\n".join(f"  {one}" for one in apart))
         yield
 
 
-def differences(there: TrainConfig, wanted: TrainConfig) -> list[str]:
-    """Each setting in which two configurations differ, as on the command line, with both values."""
-    a, b = _flat(dataclasses.asdict(there)), _flat(dataclasses.asdict(wanted))
-    return [f"{name} is {a[name]} there, not {b[name]}" for name in a if a[name] != b[name]]
+def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Each setting in which a run that goes on must not differ and does, as on the command line, with both values."""
+    a, b = _flat(there), _flat(wanted)
+    names = [name for name in {**a, **b} if name not in FREE]
+    return [f"{name} is {a.get(name)} there, not {b.get(name)}" for name in names if a.get(name) != b.get(name)]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from jaxllm.config import read_json
 from jaxllm.errors import UserError
+from rl.saved import FILE as CONFIG_FILE
+from rl.saved import differences
 from rl.update import TrainState
-
-CONFIG_FILE = "config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Counters:
     groups: int = 0  # tasks drawn so far
     accepted: int = 0  # trajectories that were trained
     warm: bool = False  # whether value pretraining is done
+    skipped: int = 0  # steps in a row, up to now, that were not finite
 
 
 class Checkpoints:
@@ -72,12 +74,16 @@ class Checkpoints:
 
 
 def save_config(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the configuration beside the run. Raises UserError if another one is there."""
+    """Writes the configuration beside the run. Raises UserError if a run is there whose numbers follow from another one."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / CONFIG_FILE
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise UserError(f"{folder} holds a run of another configuration: choose another folder, or remove it")
+    there = read_json(file) if file.exists() else config
+    if not isinstance(there, dict):
+        raise UserError(f"{file}: no settings of a run")
+    if apart := differences(there, config):
+        head = f"{folder} holds a run with other settings; choose another folder, or remove it:"
+        raise UserError("\n".join([head, *(f"  {one}" for one in apart)]))
     partial = folder / f".{CONFIG_FILE}.partial"
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
