@@ -53,6 +53,20 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[j
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:need])
 
 
+def read_mesh(text: str) -> Mesh:
+    """The mesh of ``data=2,fsdp=2,tensor=2``, over all devices there are; an axis that is not named has size 1.
+
+    Raises UserError for another form, an axis named twice, or as `make_mesh`.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES or axis in sizes or not (size.isascii() and size.isdigit()):
+            raise UserError(f"{text!r} is no mesh: write sizes of {', '.join(AXES)}, each at most once, as in data=2,tensor=4")
+        sizes[axis] = int(size)
+    return make_mesh(**sizes)
+
+
 def spec_for(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh, cfg: Config | None = None
 ) -> PartitionSpec:

@@ -31,6 +31,8 @@ class Train:
     """toy-hilo, toy-keys, toy-maze, the folder of a former run, or its config.json"""
     out: Path | None = None
     """folder of the run (default: runs/ and the preset's name; a former run's own folder)"""
+    mesh: str | None = None
+    """devices to train on, as data=2,fsdp=2,tensor=2 (default: one). A run may go on with another number of them"""
     config: Annotated[Any, tyro.conf.arg(name="", constructor_factory=_settings)] = None
 
     @classmethod
@@ -52,14 +54,16 @@ class Train:
         from contextlib import closing
 
         from jaxllm.cli import console
+        from jaxllm.sharding import read_mesh
         from rl.live import View
         from rl.plot import optimum_of
         from rl.saved import only_writer
         from rl.trainer import Trainer
 
         folder = self.out or _folder(self.preset)
+        mesh = None if self.mesh is None else read_mesh(self.mesh)
         with only_writer(folder, self.config):
-            trainer = Trainer(self.config, folder)
+            trainer = Trainer(self.config, folder, mesh=mesh)
             title = f"{folder}: {self.config.rollout.env} by {self.config.algo.name}"
             view = View(console.stdout(), title, self.config.updates, optimum=optimum_of(self.config.rollout.env))
             try:

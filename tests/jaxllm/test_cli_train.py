@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from jax.sharding import Mesh
 
 from jaxllm import cli
 from jaxllm.cli import runtime
@@ -20,11 +21,13 @@ class Trainer:
     """Finishes three updates, and is then told what else to do."""
 
     made: ClassVar[list[tuple[TrainConfig, Path]]] = []
+    meshes: ClassVar[list[Mesh | None]] = []
     after: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
     closed: ClassVar[int] = 0
 
-    def __init__(self, config: TrainConfig, folder: Path):
+    def __init__(self, config: TrainConfig, folder: Path, *, mesh: Mesh | None):
         self.made.append((config, folder))
+        self.meshes.append(mesh)
         self.folder = folder
 
     def run(self, report: Callable[[str], None]) -> Iterator[dict[str, float]]:
@@ -46,6 +49,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtime, "prepare", lambda verbose: logging.getLogger())
     monkeypatch.setattr(runtime, "configure_jax", lambda verbose=False: None)
     monkeypatch.setattr(Trainer, "made", [])
+    monkeypatch.setattr(Trainer, "meshes", [])
     monkeypatch.setattr(Trainer, "closed", 0)
     monkeypatch.chdir(tmp_path)
 
@@ -149,13 +153,29 @@ def test_a_file_of_settings_begins_a_run_of_its_name():
 
 def test_a_folder_of_another_run_is_refused(capsys: pytest.CaptureFixture[str]):
     save(Path("runs/toy-hilo"))
-    assert cli.main(["train", "toy-hilo", "--updates", "7"]) == 1
+    assert cli.main(["train", "toy-hilo", "--updates", "7", "--seed", "9"]) == 1
     err = capsys.readouterr().err
     assert err == (
         "jaxllm: runs/toy-hilo holds a run with other settings; choose another --out, or remove it:\n"
-        f"  updates is {PRESETS['toy-hilo'].updates} there, not 7\n"
+        f"  seed is {PRESETS['toy-hilo'].seed} there, not 9\n"
     )
     assert not Trainer.made
+    assert cli.main(["train", "runs/toy-hilo", "--updates", "700", "--eval-every", "0", "--checkpoint-every", "1"]) == 0
+    assert [config.updates for config, _ in Trainer.made] == [700]  # it may last longer, and be watched in another way
+
+
+def test_devices_are_named_by_their_mesh(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["train", "toy-hilo"]) == 0
+    assert cli.main(["train", "toy-hilo", "--mesh", "data=2,tensor=4"]) == 0
+    none, mesh = Trainer.meshes
+    assert none is None
+    assert mesh is not None
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 4}
+    for wrong in ("model=2", "data", "data=2,data=2", "data=-1", "2,2"):
+        assert cli.main(["train", "toy-hilo", "--mesh", wrong]) == 1
+        assert f"jaxllm: {wrong!r} is no mesh" in capsys.readouterr().err
+    assert cli.main(["train", "toy-hilo", "--mesh", "data=16"]) == 1
+    assert "needs 16 devices; there are 8" in capsys.readouterr().err
 
 
 def raising(error: type[BaseException], text: str) -> Callable[[], None]:
