@@ -18,10 +18,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxllm import cache as kv
-from jaxllm import model
+from jaxllm import model, sharding
 from jaxllm.clamp import Clamp, NeuronClamp, make_clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
@@ -56,6 +56,39 @@ class Slots:
     temperature: jax.Array  # [B] float32; 0 takes the most likely token
     stops: jax.Array  # [B, MAX_STOPS] int32; NO_TOKEN is padding
     prompt: jax.Array  # [B] int32, tokens before the present answer, which the positions of a clamp are about
+
+
+def blank(
+    cfg: Config, seed: jax.Array, slots: int, context: int, dtype: jax.typing.DTypeLike, mesh: Mesh | None = None
+) -> Slots:
+    """The state of ``slots`` slots without a session. On a mesh the caches are made where they stay: no device holds all."""
+
+    def make() -> Slots:
+        return Slots(
+            cache=kv.create(cfg, slots, context, dtype),
+            last=jnp.zeros(slots, jnp.int32),
+            active=jnp.zeros(slots, bool),
+            left=jnp.zeros(slots, jnp.int32),
+            drawn=jnp.zeros(slots, jnp.int32),
+            keys=jax.random.split(seed, slots),
+            temperature=jnp.ones(slots),
+            stops=jnp.full((slots, MAX_STOPS), NO_TOKEN, jnp.int32),
+            prompt=jnp.zeros(slots, jnp.int32),
+        )
+
+    if mesh is None:
+        return make()
+    return jax.jit(make, out_shardings=placements(jax.eval_shape(make), mesh))()
+
+
+def placements(state: Slots, mesh: Mesh) -> Slots:
+    """Where each array of `Slots` lives on a mesh: split by slots, caches by heads as well."""
+
+    def place(leaf: Any) -> NamedSharding:
+        rest = ("kv_heads", "length", None) if leaf.ndim == 4 else (None,) * (leaf.ndim - 1)
+        return NamedSharding(mesh, sharding.spec_for(("batch", *rest), leaf.shape, mesh))
+
+    return jax.tree.map(place, state)
 
 
 @dataclasses.dataclass
@@ -122,18 +155,7 @@ class Engine:
         self._seed = jax.random.key(seed)
         self._sessions: dict[Hashable, _Session] = {}
         self._free = list(range(slots))  # a heap: which slots are taken does not depend on what was released before
-        dtype = jax.tree.leaves(params)[0].dtype
-        self._state = Slots(
-            cache=kv.create(cfg, slots, context, dtype),
-            last=jnp.zeros(slots, jnp.int32),
-            active=jnp.zeros(slots, bool),
-            left=jnp.zeros(slots, jnp.int32),
-            drawn=jnp.zeros(slots, jnp.int32),
-            keys=jax.random.split(self._seed, slots),
-            temperature=jnp.ones(slots),
-            stops=jnp.full((slots, MAX_STOPS), NO_TOKEN, jnp.int32),
-            prompt=jnp.zeros(slots, jnp.int32),
-        )
+        self._state = blank(cfg, self._seed, slots, context, jax.tree.leaves(params)[0].dtype, mesh)
 
     @property
     def free(self) -> int:

@@ -61,6 +61,11 @@ class Setting:
     temperature: float
     mesh: Mesh | None = None
 
+    @property
+    def passes(self) -> dict[str, Any]:
+        """Options of a forward pass that a backward pass follows."""
+        return {"remat": self.optim.remat, "mesh": self.mesh}
+
     def compute(self, params: Params) -> Params:
         """The parameters in the dtype of the passes; gradients come back in float32."""
         return jax.tree.map(lambda leaf: leaf.astype(self.optim.compute_dtype), params)
@@ -228,7 +233,7 @@ def policy_step(
     def loss(params: Params, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, aims, weights, good = part
         logp, _ = policy.logprobs(
-            setting.compute(params), setting.cfg, tokens, temperature=setting.temperature, mesh=setting.mesh
+            setting.compute(params), setting.cfg, tokens, temperature=setting.temperature, **setting.passes
         )
         ratio_of = losses.sequence_log_ratio if algo.name == "gspo" else losses.log_ratio
         found = losses.ppo_loss(
@@ -269,7 +274,7 @@ def critic_step(
     def loss(params: Any, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, aims, weights = part
         trunk = None if shared is None else setting.compute(shared)
-        values = critics.values(setting.compute(params), setting.cfg, tokens, policy=trunk, mesh=setting.mesh)
+        values = critics.values(setting.compute(params), setting.cfg, tokens, policy=trunk, **setting.passes)
         total = (weights * losses.value_loss(values, aims.values, aims.returns, aims.mask, setting.algo.eps_v)).sum()
         return total, {"critic/loss": total}
 
@@ -312,7 +317,7 @@ def imitation_step(setting: Setting, params: Params, opt: optax.OptState, tokens
 
     def loss(params: Params, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, mask, weights = part
-        logp, _ = policy.logprobs(setting.compute(params), setting.cfg, tokens, mesh=setting.mesh)
+        logp, _ = policy.logprobs(setting.compute(params), setting.cfg, tokens, **setting.passes)
         total = -(weights * jnp.where(mask, logp, 0)).sum()
         return total, {"sft/loss": total}
 
