@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -23,6 +23,13 @@ from jaxllm.tensors import Checkpoint, names_and_shapes
 
 MAX_SHARD_BYTES = 5_000_000_000  # as Hugging Face's own writer
 _BLOCK_BYTES = 64 << 20
+
+
+class TextFiles(Protocol):
+    """What comes with a model beside its weights, such as a `Checkpoint`."""
+
+    def save_text_files(self, folder: Path) -> None:
+        """Writes the tokenizer, the chat template and the generation defaults into a Hugging Face folder."""
 
 
 class Source(NamedTuple):
@@ -44,7 +51,7 @@ def save_params(
     folder: Path,
     *,
     dtype: Any = None,
-    like: Checkpoint | None = None,
+    like: TextFiles | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes parameters as a Hugging Face folder that reads back bit for bit.
@@ -142,7 +149,7 @@ def _leaf_rows(place: tuple[Any, int | None], dtype: np.dtype) -> Callable[[int,
     return rows
 
 
-def write_folder(folder: Path, cfg: Config, sources: list[Source], like: Checkpoint | None, max_shard_bytes: int) -> None:
+def write_folder(folder: Path, cfg: Config, sources: list[Source], like: TextFiles | None, max_shard_bytes: int) -> None:
     """Writes tensors from anywhere as a Hugging Face folder; `save_params` and `convert` say what may go wrong."""
     kinds = {source.dtype for source in sources}
     if unknown := kinds - STORED.keys():

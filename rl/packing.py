@@ -24,11 +24,12 @@ class Packed:
 
     def take(self, rows: np.ndarray) -> "Packed":
         """Some rows, in this order; -1 gives a row of padding. `places` stays as it is."""
-        there = (rows >= 0)[:, None]
-        picked = [leaf[np.maximum(rows, 0)] for leaf in (self.tokens, self.mask, self.segments)]
-        fillers = (PAD, False, NO_SEGMENT)
-        return Packed(
-            *(np.where(there, leaf, filler) for leaf, filler in zip(picked, fillers, strict=True)), places=self.places
+        at, there = np.maximum(rows, 0), (rows >= 0)[:, None]
+        return dataclasses.replace(
+            self,
+            tokens=np.where(there, self.tokens[at], PAD),
+            mask=self.mask[at] & there,
+            segments=np.where(there, self.segments[at], NO_SEGMENT),
         )
 
 
