@@ -310,10 +310,10 @@ class Client:
         head = wire.header(frames[0].buffer)
         kind = head["kind"]
         if kind == "reply":
-            for session, name, slot_bytes in head["arenas"]:
+            for session, *room in head["arenas"]:
                 if handle := self._handles.get(session):
                     with contextlib.suppress(OSError):
-                        handle.slots = Slots(name, slot_bytes)
+                        handle.slots = Slots(*room)
             at = 1
             for record in head["items"]:
                 count = record[5]
@@ -348,17 +348,15 @@ class Client:
         pending = handle.pending if handle is not None else None
         if handle is None or pending is None or pending[0] != step:
             return  # a reply that nobody waits for any more
-        obs, reward, terminated, truncated, info, value = wire.unpack(result)
-        if obs is None:
-            seen = Obs()
-        elif slot >= 0:
-            data = handle.slots.read(slot, generation) if handle.slots else None
-            if data is None:
-                self._settle(handle, "LOST", "the observation in shared memory was overwritten")
+        data = None
+        if slot >= 0:
+            found = handle.slots.read(slot, generation) if handle.slots else None
+            if found is None:
+                self._settle(handle, "LOST", "the result in shared memory was overwritten")
                 return
-            seen = wire.unpack_obs(obs, slot=data)
-        else:
-            seen = wire.unpack_obs(obs, [frame.buffer for frame in frames] if frames else ())
+            result, data = found
+        obs, reward, terminated, truncated, info, value = wire.unpack(result)
+        seen = Obs() if obs is None else wire.unpack_obs(obs, [frame.buffer for frame in frames] if frames else (), data)
         if pending[1] == "create" and status == "OK":
             value = wire.unpack_spec(value)
         handle.pending = None

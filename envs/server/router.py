@@ -6,8 +6,9 @@ STALE_STEP. A worker's death or a deadline ends its sessions and nothing else.
 """
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,6 @@ class Router(Sessions):
 
     def close(self) -> None:
         """Ends the workers, closes the sockets, removes the shared memory."""
-        for session in self._sessions.values():
-            if session.segment:
-                arena.remove(session.segment)
         self.pool.close()
         self._context.destroy(linger=200)
         for path in arena.ROOT.glob(self.prefix + "*"):
@@ -180,30 +178,34 @@ class Router(Sessions):
         items, stream, limit = head.get("items"), head.get("stream"), head.get("deadline_ms") or 0
         if not isinstance(items, list) or not isinstance(limit, (int, float)):
             raise wire.WireError("a request has a list of items and a deadline in ms")
-        for item in items:
-            if type(item) is not list or tuple(map(type, item)) != _ITEM:
+        if items:
+            try:
+                columns = list(zip(*items, strict=True)) if set(map(type, items)) == {list} else []
+            except ValueError:
+                columns = []
+            if [set(map(type, column)) for column in columns] != _ITEM:
                 raise wire.WireError("an item is [session, step, op, payload, slot]")
         request = None if stream else Request(client, number, [None] * len(items), [[]] * len(items), len(items))
         if not items and request is not None:
             self._answer(request)
         limit /= 1e3
         sessions, work_for = client.sessions, self._work_for
+        begun: dict[float, Pending] = {}  # by the seconds that a step may take
         for index, item in enumerate(items):
             number, step, op, _, _ = item
             session = sessions.get(number)
             if (
-                op != "step" or session is None or step != session.next or session.pending is not None
+                op != "step" or session is None or step != session.next or session.pending is not None or not stream
                 or (process := session.process) is None or not process.ready
             ):  # fmt: skip
                 self._item(client, item, limit, request, index, now)
                 continue
             # The way that nearly every item takes.
-            deadline = now + session.deadlines["step"]
-            if limit:
-                deadline = min(deadline, now + limit)
-            if deadline < self._next_look:
-                self._next_look = deadline
-            session.pending = Pending(step, op, deadline, now, request, index)
+            seconds = session.deadlines["step"]
+            pending = begun.get(seconds)
+            if pending is None:
+                pending = begun[seconds] = self._begin(seconds, limit, "step", None, 0, now)
+            session.pending = pending
             session.touched = now
             item[0] = session.key
             work = work_for.get(process.number)
@@ -242,17 +244,17 @@ class Router(Sessions):
         elif op == "close":
             self._close(session, now)
             self._emit(client, request, index, [number, step, "OK", 0.0, OK, 0, -1, 0], [])
-        elif session.pending is not None and session.pending.step == step:
-            session.pending.request, session.pending.index = request, index  # asked again: the answer goes there
-        elif session.last is not None and session.last[0] == step:
-            self._emit(client, request, index, session.last[1], session.last[2])
+        elif session.pending is not None and session.next == step:  # asked again: the answer goes there
+            session.pending = dataclasses.replace(session.pending, request=request, index=index)
+        elif session.last is not None and session.last[0][1] == step:
+            self._emit(client, request, index, *session.last)
         elif step != session.next or session.pending is not None:
-            busy = f"step {session.pending.step} is not done yet" if session.pending else f"step {session.next} comes next"
+            busy = f"step {session.next} is not done yet" if session.pending else f"step {session.next} comes next"
             refuse("STALE_STEP", f"step {step}: {busy}")
         elif session.gone:
             session.next += 1
             record = [number, step, "LOST", 0.0, wire.refusal("LOST", session.gone), 0, -1, 0]
-            session.last = (step, record, [])
+            session.last = (record, ())
             self.figures.errors["LOST"] += 1
             self._emit(client, request, index, record, [])
         else:
@@ -282,7 +284,7 @@ class Router(Sessions):
             if self._crashes[session.task] >= CRASHES:
                 refuse("BAD_REQUEST", f"{session.task} is in quarantine: it took {CRASHES} workers with it", "quarantined")
                 return
-        session.pending = self._begin(session.deadlines[op], limit, step, op, request, index, now)
+        session.pending = self._begin(session.deadlines[op], limit, op, request, index, now)
         session.touched = now
         assert session.process is not None
         self._hand(session.process, [session.key, step, op, payload, slot])
@@ -304,12 +306,13 @@ class Router(Sessions):
         steps = 0
         sessions, latencies = self._sessions, self.figures.latencies["step"]
         for record in records:
-            key, step, status, _, _, buffers, _, _ = record
+            key, step, status, _, result, buffers, slot, _ = record
             session = sessions.get(key)
             pending = session.pending if session is not None else None
             if (
-                session is not None and pending is not None and not buffers and status == "OK"
-                and pending.step == step and pending.op == "step" and pending.request is None and not session.closing
+                session is not None and pending is not None and status == "OK" and step == session.next
+                and (slot >= 0 or (not buffers and len(result) < wire.SHARED)) and pending.op == "step"
+                and pending.request is None and not session.closing
             ):  # fmt: skip
                 # `_finish`, for the way that nearly every item takes.
                 steps += 1
@@ -317,7 +320,7 @@ class Router(Sessions):
                 session.touched = now
                 session.next = step + 1
                 record[0] = session.number
-                session.last = (step, record, [])
+                session.last = (record, ())
                 latencies.append((now - pending.begun) * 1e3)
                 client = session.client
                 client.records.append(record)
@@ -325,7 +328,7 @@ class Router(Sessions):
                 continue
             carried = frames[at : at + buffers] if buffers else []
             at += buffers
-            if session is not None and pending is not None and pending.step == step:
+            if session is not None and pending is not None and step == session.next:
                 self._finish(session, record, carried, now)
             elif key in self._closing:
                 del self._closing[key]
@@ -342,13 +345,13 @@ class Router(Sessions):
 
     # Messages out.
 
-    def _emit(self, client: Client, request: Request | None, index: int, record: list[Any], frames: list[Any]) -> None:
+    def _emit(self, client: Client, request: Request | None, index: int, record: list[Any], frames: Sequence[Any]) -> None:
         if request is None:
             client.records.append(record)
             client.frames += frames
             self._replies[client] = None
         elif request.records[index] is None:
-            request.records[index], request.frames[index] = record, frames
+            request.records[index], request.frames[index] = record, list(frames)
             request.missing -= 1
             if not request.missing:
                 self._answer(request)
@@ -383,4 +386,4 @@ class Router(Sessions):
             self.figures.errors["UNDELIVERED"] += 1  # gone, or not reading: it asks again if it lives
 
 
-_ITEM = (int, int, str, bytes, int)  # types of an item
+_ITEM = [{int}, {int}, {str}, {bytes}, {int}]  # types of the parts of items

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.api import DEADLINES, EnvSpec
-from envs.server import arena, wire
+from envs.server import wire
+from envs.server.arena import Arena
 from envs.server.supervise import Pool, Process, Refused
 from envs.server.table import Client, Figures, Pending, Request, Session
 
@@ -17,6 +18,8 @@ RETRY_MS = 200  # after which a client may ask again for room
 CRASHES = 3  # workers that a task may take with it
 TICK = 0.25  # seconds between looks at what is not urgent
 SPECS = 4096  # that are remembered
+GROWTH = 2  # times its size that a result has room to grow in shared memory, until it has to move
+_SIGHTS = frozenset({"reset", "step", "restore"})  # operations whose results hold observations
 OK = wire.pack([None, 0.0, False, False, {}, None])  # the result of an operation that has none
 
 
@@ -37,6 +40,7 @@ class Sessions(abc.ABC):
     ):
         self.prefix, self.patterns, self.pool, self.max_sessions, self.lease = prefix, patterns, pool, max_sessions, lease
         self.figures = Figures()
+        self.arena = Arena(prefix)
         self._deadlines, self._log = dict(deadlines), log
         self._clients: dict[bytes, Client] = {}
         self._sessions: dict[int, Session] = {}  # those with an environment, or about to have one
@@ -54,12 +58,10 @@ class Sessions(abc.ABC):
     def _emit(self, client: Client, request: Request | None, index: int, record: list[Any], frames: list[Any]) -> None:
         """Sends a result."""
 
-    def _begin(
-        self, seconds: float, limit: float, step: int, op: str, request: Request | None, index: int, now: float
-    ) -> Pending:
+    def _begin(self, seconds: float, limit: float, op: str, request: Request | None, index: int, now: float) -> Pending:
         deadline = now + (min(seconds, limit) if limit else seconds)
         self._next_look = min(self._next_look, deadline)
-        return Pending(step, op, deadline, now, request, index)
+        return Pending(op, deadline, now, request, index)
 
     def _create(
         self,
@@ -90,9 +92,9 @@ class Sessions(abc.ABC):
         else:
             self._next_key += 1
             session = Session(self._next_key, number, client, name, now, task=name, payload=payload)
-            session.pending = self._begin(
-                self._deadlines.get("create", DEADLINES["create"]), limit, 0, "create", request, index, now
-            )
+            session.roomless = not client.same_host
+            seconds = self._deadlines.get("create", DEADLINES["create"])
+            session.pending = self._begin(seconds, limit, "create", request, index, now)
             client.sessions[number] = self._sessions[session.key] = session
             if payload in self._specs:
                 self._place(session)
@@ -163,9 +165,9 @@ class Sessions(abc.ABC):
         if session.process is not None:
             session.process.keys.discard(session.key)
             session.process = None
-        if session.segment:
-            arena.remove(session.segment)
-        session.segment = None
+        if session.room is not None:
+            self.arena.free(session.client, session.room)
+            session.room = None
 
     def _close(self, session: Session, now: float) -> None:
         session.client.sessions.pop(session.number, None)
@@ -192,13 +194,13 @@ class Sessions(abc.ABC):
         assert pending is not None
         session.pending = None
         session.touched = now
-        session.next = pending.step + 1
+        session.next += 1
         status = record[2]
         record[0] = session.number
-        session.last = (pending.step, record, frames)
+        session.last = (record, frames)
         self.figures.done(pending.op, status, now - pending.begun, now)
-        if frames and session.segment is None and session.client.same_host:
-            self._make_segment(session, frames)
+        if record[6] < 0 and status == "OK" and not session.roomless and pending.op in _SIGHTS:
+            self._make_room(session, record, frames)
         self._emit(session.client, pending.request, pending.index, record, frames)
         if pending.op == "create" and status != "OK":
             self._forget(session)  # a create that failed may come again
@@ -210,19 +212,26 @@ class Sessions(abc.ABC):
         if session.closing:
             self._close(session, now)
 
-    def _make_segment(self, session: Session, frames: list[Any]) -> None:
-        size = wire.places([len(frame) for frame in frames])[-1]
-        name = f"{self.prefix}-{session.key}"
-        try:
-            slot_bytes = arena.create(name, size)
-        except OSError as error:
-            session.segment = ""
-            self._log(f"no shared memory for observations of {size} bytes ({error.strerror}): they go by message, more slowly")
+    def _make_room(self, session: Session, record: list[Any], frames: list[Any]) -> None:
+        """Gives a session shared memory for its next results, if one like this should go there and has no room yet."""
+        arrays, result = wire.places([len(frame) for frame in frames])[-1], len(record[4])
+        if not frames and result < wire.SHARED:
             return
-        session.segment = name
-        session.client.arenas.append([session.number, name, slot_bytes])
+        if session.room is not None:
+            if wire.ALIGN + arrays + result <= session.room.slot_bytes:
+                return  # its reader holds both slots
+            self.arena.free(session.client, session.room)
+            session.room = None
+        try:
+            room = session.room = self.arena.take(session.client, arrays + GROWTH * result)
+        except OSError as error:
+            session.roomless = True
+            why = f"no shared memory for results of {arrays + result} bytes ({error.strerror})"
+            self._log(f"{why}: they go by message, more slowly")
+            return
         assert session.process is not None
-        session.process.arenas.append([session.key, name, slot_bytes])
+        session.client.arenas.append([session.number, *room])
+        session.process.arenas.append([session.key, *room])
 
     def _on_death(self, process: Process) -> None:
         """A worker is gone: so are its sessions. Those that it was in the midst of are CRASHED, the others LOST."""
@@ -249,7 +258,7 @@ class Sessions(abc.ABC):
             status = "CRASHED" if key in working else "LOST"
             if status == "CRASHED":
                 self._blame(session)
-            self._finish(session, [key, session.pending.step, status, 0.0, wire.refusal(status, why), 0, -1, 0], [], now)
+            self._finish(session, [key, session.next, status, 0.0, wire.refusal(status, why), 0, -1, 0], [], now)
         for key, (where, _) in list(self._closing.items()):
             if where is process:
                 del self._closing[key]
@@ -275,7 +284,7 @@ class Sessions(abc.ABC):
             session.gone = why
             self._blame(session)
             self._finish(
-                session, [session.key, pending.step, "TIMEOUT", seconds * 1e3, wire.refusal("TIMEOUT", why), 0, -1, 0], [], now
+                session, [session.key, session.next, "TIMEOUT", seconds * 1e3, wire.refusal("TIMEOUT", why), 0, -1, 0], [], now
             )
             if process is not None:
                 late.setdefault(process.number, []).append(session)
@@ -326,7 +335,7 @@ class Sessions(abc.ABC):
             "pids": [process.popen.pid for process in processes],
             "restarts": self.pool.restarts,
             "quarantined": sorted(task for task, count in self._crashes.items() if count >= CRASHES),
-            "segments": sum(bool(session.segment) for session in self._sessions.values()),
+            "segments": len(self.arena),
         }
 
 

@@ -3,8 +3,10 @@
 import dataclasses
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
+from envs.server.arena import Room
 from envs.server.supervise import Process
 
 SAMPLES = 1024  # latencies that are kept of each operation
@@ -35,11 +37,10 @@ class Request:
     missing: int
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Pending:
-    """The operation that a session is busy with."""
+    """An operation that a session is busy with; steps that came together share one."""
 
-    step: int
     op: str
     deadline: float
     begun: float
@@ -57,14 +58,15 @@ class Session:
     name: str
     touched: float  # monotonic time of the last request
     process: Process | None = None  # None before it has a place, and when it is gone
-    next: int = 0  # the step number that may come
+    next: int = 0  # the step number that may come, or is being done
     pending: Pending | None = None
-    last: tuple[int, list[Any], list[Any]] | None = None  # step, record, frames of the last reply
+    last: tuple[list[Any], Sequence[Any]] | None = None  # record and frames of the last reply
     deadlines: dict[str, float] = dataclasses.field(default_factory=dict)
     task: str = ""  # what its episode is about, for the quarantine
     gone: str = ""  # why there is no environment any more
     closing: bool = False  # close when it is no longer busy
-    segment: str | None = None  # its shared memory; "" if none can be had
+    room: Room | None = None  # its shared memory
+    roomless: bool = False  # there is none for it
     payload: bytes = b""  # of the create, until it has a place
 
 

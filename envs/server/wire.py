@@ -5,7 +5,8 @@ A header is a map with the version first: ``{v, kind, ...}``. Kinds that a clien
 its reply is ``{v, kind, req, items, arenas}``, an item ``[session, step, status, ms, result, buffers, slot, generation]``: one
 reply in the order of the request, or, streamed, as many as it takes, in the order in which the items become ready. Payloads
 and results are byte strings that hold msgpack of their own, so that the router passes them on unread. The `buffers` frames of
-an item follow the header, item by item; an item whose arrays lie in shared memory has a slot instead (`envs.server.arena`).
+an item follow the header, item by item; an item whose result lies in shared memory, with its arrays, has a slot and an empty
+result instead (`envs.server.arena`).
 
 Everything is data: numbers, text, bytes, arrays with dtype and shape. Whatever has another form raises `WireError`.
 """
@@ -20,10 +21,11 @@ import numpy as np
 
 from envs.api import Action, ActionSpec, Argument, Element, EnvSpec, Invalid, Obs, Task
 
-VERSION = 1
+VERSION = 2
 LIMIT = 64 << 20  # bytes of one message to the server, and of one observation
 HARD_LIMIT = LIMIT + LIMIT // 4  # bytes of a frame from which on the peer is cut off without a word
-INLINE = 64 << 10  # bytes from which on an array travels in a frame of its own, or in shared memory
+INLINE = 64 << 10  # bytes from which on an array travels beside its result, so that it can be read in place
+SHARED = 512  # bytes from which on a result goes through shared memory, where there is some: beyond, copies cost more
 ALIGN = 64  # bytes, of arrays in shared memory
 
 OPS = ("create", "describe", "reset", "step", "save", "restore", "state", "close", "ping", "stats")
@@ -96,9 +98,7 @@ def unpack_action(payload: bytes) -> Action | Invalid:
     value = unpack(payload)
     if type(value) is list:
         if len(value) == 2 and type(value[0]) is str and type(value[1]) is dict:
-            action = Action.__new__(Action)  # as the constructor does, in half the time
-            action.__dict__.update(name=value[0], arguments=value[1])
-            return action
+            return Action(value[0], value[1])
         if len(value) == 3 and value[0] is None and type(value[1]) is str and type(value[2]) is str:
             return Invalid(value[1], value[2])
     raise WireError("the payload of a step is an action: a name and arguments")
@@ -203,11 +203,7 @@ def unpack_obs(data: Sequence[Any], buffers: Sequence[Any] = (), slot: np.ndarra
             arrays = {
                 name: _array(dtype, shape, where, start, buffers, slot) for name, (dtype, shape, where, start) in arrays.items()
             }
-        obs = Obs.__new__(Obs)  # as the constructor does, five times as fast
-        obs.__dict__.update(
-            text=text, screenshot=shot, elements=elements or (), arrays=arrays or {}, t_virtual=t_virtual, step=step
-        )
-        return obs
+        return Obs(text, shot, elements or (), arrays, t_virtual, step)
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"not an observation: {error}") from error
 

@@ -15,7 +15,6 @@ import dataclasses
 import mmap
 import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -96,7 +95,7 @@ class Worker:
         self._wanted = threading.Semaphore(0)
         # What each thread works on, for the router to read when this process has died.
         with (Path(folder) / f"now-{number}").open("r+b") as file:
-            self._now = mmap.mmap(file.fileno(), 8 * THREADS)
+            self._now = memoryview(mmap.mmap(file.fileno(), 8 * THREADS)).cast("q")
 
     def _socket(self, kind: int, address: str, identity: bytes | None = None) -> zmq.Socket:
         socket = self._context.socket(kind)
@@ -168,16 +167,16 @@ class Worker:
     def _receive(self) -> None:
         head = wire.unpack(self._inbox.recv())
         self.heavy = head["heavy"]
-        for key, name, slot_bytes in head["arenas"]:
+        for key, *room in head["arenas"]:
             if session := self.sessions.get(key):
                 with contextlib.suppress(OSError):
-                    session.slots = Slots(name, slot_bytes, writable=True)
+                    session.slots = Slots(*room, writable=True)
         self._queue.extend(head["items"])
 
     def _batch(self, place: int, mine: int) -> None:
         """Works on the queue while it has the lead; sends results as they come, several at a time where they come fast."""
-        oldest = 0.0
         queue, sessions, now, results = self._queue, self.sessions, self._now, self._results
+        begun = oldest = time.perf_counter()
         while self._leader == mine:
             try:
                 item = queue.popleft()
@@ -185,13 +184,13 @@ class Worker:
                 break
             key = item[0]
             session = sessions.get(key)
-            begun = time.perf_counter()
-            if results and (session is None or session.slow):
-                self._send()
             self._busy = (mine, begun)
-            if session is not None and session.slow:
-                self._give_lead(mine)
-            _NOW.pack_into(now, 8 * place, key)
+            if session is None or session.slow:
+                if results:
+                    self._send()
+                if session is not None:
+                    self._give_lead(mine)
+            now[place] = key
             record, buffers = self._do(item, session)
             ended = time.perf_counter()
             record[3] = (ended - begun) * 1e3
@@ -200,12 +199,14 @@ class Worker:
             results.append((record, buffers))
             self._size += len(record[4])
             if buffers:
-                self._size += sum(buffer.nbytes for buffer in buffers)
+                self._size += _nbytes(buffers)
             if len(results) == 1:
                 oldest = ended
             elif ended - oldest > FLUSH or self._size > BATCH:
                 self._send()
-        _NOW.pack_into(now, 8 * place, 0)
+                ended = time.perf_counter()
+            begun = ended
+        now[place] = 0
         if results:
             self._send()
 
@@ -232,7 +233,7 @@ class Worker:
                 status, result = self._step(session, payload, buffers)
             else:
                 status, result = self._operate(key, op, payload, session, buffers)
-            if len(result) + (sum(buffer.nbytes for buffer in buffers) if buffers else 0) > wire.LIMIT:
+            if len(result) > wire.LIMIT or (buffers and len(result) + _nbytes(buffers) > wire.LIMIT):
                 raise BadObservationError(f"an observation of more than {wire.LIMIT >> 20} MiB")
         except (UserError, wire.WireError) as error:
             buffers, status = [], "BAD_REQUEST"
@@ -247,12 +248,12 @@ class Worker:
                 status = "BAD_REQUEST"  # the episode goes on
             code = "bad_observation" if isinstance(error, BadObservationError) else getattr(error, "code", "exception")
             result = wire.refusal(status, text, str(code))
-        if status in wire.GONE or (op == "create" and status != "OK"):
+        if status != "OK" and (status in wire.GONE or op == "create"):
             self._close(key)
-        if buffers and session is not None and session.slots is not None:
-            generation = session.slots.write(slot, buffers, self.crc)
+        if session is not None and session.slots is not None and (buffers or len(result) >= wire.SHARED):
+            generation = session.slots.write(slot, buffers, result, self.crc)
             if generation is not None:
-                return [key, step, status, 0.0, result, 0, slot, generation], []
+                return [key, step, status, 0.0, b"", 0, slot, generation], []
         return [key, step, status, 0.0, result, len(buffers), -1, 0], buffers
 
     def _operate(
@@ -306,10 +307,10 @@ class Worker:
         obs = result.obs
         session.shapes = checks.arrays(obs, session.shapes)
         session.last = obs
+        info = result.info
+        info = info if type(info) is dict else dict(info)
         try:
-            return wire.pack(
-                [wire.pack_obs(obs, buffers), reward, bool(result.terminated), bool(result.truncated), dict(result.info), None]
-            )
+            return wire.pack([wire.pack_obs(obs, buffers), reward, bool(result.terminated), bool(result.truncated), info, None])
         except wire.WireError as error:
             raise BadObservationError(str(error)) from error
 
@@ -324,7 +325,8 @@ class Worker:
             self._close(key)
 
 
-_NOW = struct.Struct("<q")
+def _nbytes(buffers: list[np.ndarray]) -> int:
+    return sum(buffer.nbytes for buffer in buffers)
 
 
 def main(folder: str, number: str, parent: str, crc: str) -> None:

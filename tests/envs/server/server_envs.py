@@ -106,11 +106,20 @@ def trouble(what: str) -> None:
 class Plain:
     """Without bookkeeping: returns what its options say."""
 
-    def __init__(self, size: int = 2048, frame=None, steps: int = 1_000_000, bad: str = "", weight: str = "light", reuse=False):
+    def __init__(
+        self,
+        size: int = 2048,
+        frame=None,
+        steps: int = 1_000_000,
+        bad: str = "",
+        weight: str = "light",
+        reuse=False,
+        grow=False,
+    ):
         self.spec = EnvSpec("plain", "nothing", ACTIONS, weight=weight)
         self._text = "x" * size
         self._buffer = None if frame is None else np.zeros(frame, np.uint8)
-        self._steps, self._bad, self._reuse = steps, bad, reuse
+        self._steps, self._bad, self._reuse, self._grow = steps, bad, reuse, grow
         self._step = 0
 
     def _obs(self) -> Obs:
@@ -124,7 +133,8 @@ class Plain:
             arrays["x"] = np.array([1.0, np.nan])
         elif self._bad:
             arrays["x"] = np.zeros(3 if self._step and self._bad == "shape" else 2)
-        return Obs(text=self._text, arrays=arrays, step=self._step)
+        text = self._text * (self._step + 1) if self._grow else self._text
+        return Obs(text=text, arrays=arrays, step=self._step)
 
     def reset(self, task=None, seed: int = 0) -> Obs:
         self._step = 0

@@ -322,7 +322,7 @@ def test_without_room_in_shared_memory_observations_go_by_message(capfd):
             ((300, 300), number, number) for number in range(1, 5)
         ]
         assert client.stats()["segments"] == 0
-    assert "no shared memory for observations of 90" in capfd.readouterr().err
+    assert "no shared memory for results of 92" in capfd.readouterr().err
 
 
 def test_two_servers_on_one_host_do_not_clash(client, server):
