@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ class Start:
     """A model before its training."""
 
     cfg: Config
-    params: trees.Params  # float32, stacked
+    params: trees.Params  # stacked
     codec: Codec
     text: TextFiles  # its tokenizer and chat template, for the folder of a trained model
 
@@ -40,20 +41,21 @@ class TokenizerFiles:
         self.tokenizer.save(folder)
 
 
-def start(model: str, seed: int = 0, mesh: Mesh | None = None) -> Start:
+def start(model: str, seed: int = 0, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Start:
     """The model of this name, its weights split over the mesh.
 
     A model whose vocabulary is that of bytes speaks in plain lines, any other one by its chat template.
 
     Args:
       model: ``tiny`` (`rl.config.TINY`, random weights by the seed), or a checkpoint as for `jaxllm info`.
+      dtype: of the weights.
     Raises:
       UserError: no such checkpoint, or one without a tokenizer or without a token that ends a turn.
     """
     if model == "tiny":
         tokenizer = byte_tokenizer()
         places = sharding.shardings(TINY, mesh, stacked=True)
-        weights = jax.device_put(trees.init(jax.random.key(seed), TINY, stacked=True), places)
+        weights = jax.device_put(trees.init(jax.random.key(seed), TINY, dtype, stacked=True), places)
         return Start(TINY, weights, PlainCodec(tokenizer), TokenizerFiles(tokenizer))
     checkpoint = open_checkpoint(resolve(model))
     tokenizer = checkpoint.tokenizer()
@@ -62,5 +64,5 @@ def start(model: str, seed: int = 0, mesh: Mesh | None = None) -> Start:
         codec = PlainCodec(tokenizer)
     else:
         codec = ChatCodec(tokenizer, stop_ids=checkpoint.stop_ids)
-    weights = load_params(checkpoint, dtype=jnp.float32, mesh=mesh, stacked=True)
+    weights = load_params(checkpoint, dtype=dtype, mesh=mesh, stacked=True)
     return Start(checkpoint.config, weights, codec, checkpoint)

@@ -71,9 +71,9 @@ class Setting:
         return jax.tree.map(lambda leaf: leaf.astype(self.optim.compute_dtype), params)
 
 
-def optimiser(lr: float, optim: Optim) -> optax.GradientTransformation:
-    """AdamW (0.9, 0.95) after clipping by the global norm, constant after a linear warm-up."""
-    schedule = optax.linear_schedule(lr / max(optim.warmup, 1), lr, max(optim.warmup - 1, 1))
+def optimiser(lr: float | optax.Schedule, optim: Optim) -> optax.GradientTransformation:
+    """AdamW (0.9, 0.95) after clipping by the global norm; a number as the rate is constant after a linear warm-up."""
+    schedule = lr if callable(lr) else optax.linear_schedule(lr / max(optim.warmup, 1), lr, max(optim.warmup - 1, 1))
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm), optax.adamw(schedule, 0.9, 0.95, 1e-8, weight_decay=optim.weight_decay)
     )
@@ -258,7 +258,7 @@ def policy_step(
             "ppo/kl_k3": drift.sum(),
         }
 
-    step = _step(setting, optimiser(setting.optim.actor_lr, setting.optim), loss, params, opt, (tokens, aims, weights, good))
+    step = descend(setting, optimiser(setting.optim.actor_lr, setting.optim), loss, params, opt, (tokens, aims, weights, good))
     count = jnp.maximum(aims.mask.sum(), 1)
     shares = {name: value / count for name, value in step.metrics.items() if name.endswith("_frac") or name.endswith("k3")}
     return step._replace(metrics=_named("ppo", {**step.metrics, **shares}))
@@ -278,7 +278,7 @@ def critic_step(
         total = (weights * losses.value_loss(values, aims.values, aims.returns, aims.mask, setting.algo.eps_v)).sum()
         return total, {"critic/loss": total}
 
-    step = _step(setting, optimiser(setting.optim.critic_lr, setting.optim), loss, params, opt, (tokens, aims, weights))
+    step = descend(setting, optimiser(setting.optim.critic_lr, setting.optim), loss, params, opt, (tokens, aims, weights))
     return step._replace(metrics=_named("critic", step.metrics))
 
 
@@ -287,10 +287,15 @@ def _named(prefix: str, metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {name if "/" in name else f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def _step(
+def descend(
     setting: Setting, optimise: optax.GradientTransformation, loss: Callable, params: Any, opt: optax.OptState, parts: Any
 ) -> Step:
-    """Adds gradients up over micro-batches, and moves unless something is not finite."""
+    """Adds gradients up over micro-batches, and moves unless something is not finite.
+
+    Args:
+      loss: (parameters, part) to (the part's share of the loss, figures that add up).
+      parts: a tree of [B, ...], cut into micro-batches along B.
+    """
     count = setting.optim.micro_batches
     # Each part takes every count-th row: where rows are split over devices, none has to move.
     parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0), parts)
@@ -322,4 +327,4 @@ def imitation_step(setting: Setting, params: Params, opt: optax.OptState, tokens
         return total, {"sft/loss": total}
 
     weights = losses.token_weights(mask)
-    return _step(setting, optimiser(setting.optim.actor_lr, setting.optim), loss, params, opt, (tokens, mask, weights))
+    return descend(setting, optimiser(setting.optim.actor_lr, setting.optim), loss, params, opt, (tokens, mask, weights))
