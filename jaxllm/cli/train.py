@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxllm.cli import merge
+from jaxllm.cli import merge, sft
 
 FIRST = "toy-hilo"  # whose settings `jaxllm train --help` shows
 
@@ -119,4 +119,4 @@ def _left(folder: Path) -> str:
     return f"This run goes on {found}: jaxllm train {shlex.quote(name)}"
 
 
-COMMANDS: dict[str, type[Any]] = {"train": Train, "plot": Plot, **merge.COMMANDS}
+COMMANDS: dict[str, type[Any]] = {"train": Train, **sft.COMMANDS, "plot": Plot, **merge.COMMANDS}
