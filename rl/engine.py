@@ -8,28 +8,27 @@ What a session samples depends on its own tokens, its key and the weights, not o
 """
 
 import dataclasses
-import functools
 import heapq
 import zlib
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Literal
 
-import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from jaxllm import cache as kv
-from jaxllm import model, sharding
 from jaxllm.clamp import Clamp, NeuronClamp, make_clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.generate import NO_TOKEN
 from jaxllm.params import Params
+from rl.slots import MAX_STOPS, Row, blank, bucket, compilations, read, sample, stop
 
-SMALLEST_FEED = 16  # tokens; a feed is padded to a power of two from here on
-MAX_STOPS = 8  # stop ids of one request
+# Tokens. What is read is cut and padded to powers of two, so that few programs are compiled.
+SMALLEST_FEED, FEED = 16, 512  # in one row of one program
+SMALLEST_SPLIT = 256  # wider pieces that would be padding by a quarter are read as two
+FEED_TOKENS = 2048  # in all rows of one program
+SMALLEST_SPAN = 256  # of the cache that a program looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,54 +40,6 @@ class Completion:
     logp: tuple[float, ...]  # of the sampled distribution (temperature included), in nats
     version: tuple[int, ...]  # of the weights that sampled each token
     stopped: bool  # whether a stop id ended it, not the limit of tokens
-
-
-@flax.struct.dataclass
-class Slots:
-    """What the device holds for B slots."""
-
-    cache: kv.KVCache  # of every token of a session but its last
-    last: jax.Array  # [B] int32, the session's last token, to be read next
-    active: jax.Array  # [B] bool, in the middle of an answer
-    left: jax.Array  # [B] int32, tokens that the answer may still have
-    drawn: jax.Array  # [B] int32, tokens of the session: the number of its next draw
-    keys: jax.Array  # [B] typed random keys of the sessions
-    temperature: jax.Array  # [B] float32; 0 takes the most likely token
-    stops: jax.Array  # [B, MAX_STOPS] int32; NO_TOKEN is padding
-    prompt: jax.Array  # [B] int32, tokens before the present answer, which the positions of a clamp are about
-
-
-def blank(
-    cfg: Config, seed: jax.Array, slots: int, context: int, dtype: jax.typing.DTypeLike, mesh: Mesh | None = None
-) -> Slots:
-    """The state of ``slots`` slots without a session. On a mesh the caches are made where they stay: no device holds all."""
-
-    def make() -> Slots:
-        return Slots(
-            cache=kv.create(cfg, slots, context, dtype),
-            last=jnp.zeros(slots, jnp.int32),
-            active=jnp.zeros(slots, bool),
-            left=jnp.zeros(slots, jnp.int32),
-            drawn=jnp.zeros(slots, jnp.int32),
-            keys=jax.random.split(seed, slots),
-            temperature=jnp.ones(slots),
-            stops=jnp.full((slots, MAX_STOPS), NO_TOKEN, jnp.int32),
-            prompt=jnp.zeros(slots, jnp.int32),
-        )
-
-    if mesh is None:
-        return make()
-    return jax.jit(make, out_shardings=placements(jax.eval_shape(make), mesh))()
-
-
-def placements(state: Slots, mesh: Mesh) -> Slots:
-    """Where each array of `Slots` lives on a mesh: split by slots, caches by heads as well."""
-
-    def place(leaf: Any) -> NamedSharding:
-        rest = ("kv_heads", "length", None) if leaf.ndim == 4 else (None,) * (leaf.ndim - 1)
-        return NamedSharding(mesh, sharding.spec_for(("batch", *rest), leaf.shape, mesh))
-
-    return jax.tree.map(place, state)
 
 
 @dataclasses.dataclass
@@ -150,12 +101,14 @@ class Engine:
             raise UserError(f"on_publish is reprefill or keep, not {on_publish!r}")
         self.cfg, self.slots, self.context, self.mesh, self.steps = cfg, slots, context, mesh, steps
         self.version, self.on_publish = version, on_publish
-        self._params = params
+        self._params = _committed(params)
         self._default: dict[str, Any] = {"temperature": temperature, "stop_ids": frozenset(stop_ids)}
         self._seed = jax.random.key(seed)
         self._sessions: dict[Hashable, _Session] = {}
         self._free = list(range(slots))  # a heap: which slots are taken does not depend on what was released before
-        self._state = blank(cfg, self._seed, slots, context, jax.tree.leaves(params)[0].dtype, mesh)
+        first = jax.tree.leaves(self._params)[0]
+        state = blank(cfg, self._seed, slots, context, first.dtype, mesh)
+        self._state = state if mesh else jax.device_put(state, first.sharding)
 
     @property
     def free(self) -> int:
@@ -219,7 +172,7 @@ class Engine:
         session = self._sessions.pop(key)
         heapq.heappush(self._free, session.slot)
         if session.left and not session.waiting:
-            self._state = _stop(self._state, np.int32(session.slot))
+            self._state = stop(self._state, np.int32(session.slot))
 
     def publish(self, params: Params, version: int) -> None:
         """Takes new weights, all at once: the next token of every session is sampled by them.
@@ -231,7 +184,7 @@ class Engine:
         ours, theirs = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in (self._params, params))
         if ours != theirs:
             raise UserError("the published parameters have other shapes or types than the engine's")
-        self._params, self.version = params, version
+        self._params, self.version = _committed(params), version
         if self.on_publish == "reprefill":
             for session in self._sessions.values():
                 session.held = 0
@@ -242,12 +195,12 @@ class Engine:
         It returns earlier once an eighth of the slots have finished, so that they need not wait for the others.
         """
         self._feed()
-        if not self.busy:
+        longest = max((len(s.ids) + min(s.left, self.steps) for s in self._sessions.values() if s.left), default=0)
+        if not longest:
             return []
-        quota = np.int32(max(1, self.slots // 8))
-        self._state, ids, logp = _sample(
-            self._params, self.cfg, self._state, quota, self._clamp(), steps=self.steps, mesh=self.mesh
-        )
+        quota, span = np.int32(max(1, self.slots // 8)), self._span(longest)
+        options: dict[str, Any] = {"steps": self.steps, "span": span, "mesh": self.mesh}
+        self._state, ids, logp = sample(self._params, self.cfg, self._state, quota, self._clamp(), **options)
         rows, scores = np.asarray(ids).tolist(), np.asarray(logp).tolist()
         finished = []
         for key, session in self._sessions.items():
@@ -267,6 +220,21 @@ class Engine:
                 session.answer, session.left = [], 0
         return finished
 
+    def warm_up(self) -> int:
+        """Compiles all programs of requests without a clamp ahead of time; returns `compilations`. No session is touched."""
+        for span in sorted({self._span(length) for length in range(1, self.context + 1)}):
+            for width in (1 << n for n in range(SMALLEST_FEED.bit_length() - 1, FEED.bit_length())):
+                for R in self._sizes(width) if width <= bucket(span, SMALLEST_FEED) else ():
+                    self._read([], R, min(width, self.context), span)
+            options: dict[str, Any] = {"steps": self.steps, "span": span, "mesh": self.mesh}
+            self._state, *_ = sample(self._params, self.cfg, self._state, np.int32(0), None, **options)
+        return self.compilations
+
+    @property
+    def compilations(self) -> int:
+        """Programs that this process has compiled for engines so far."""
+        return compilations()
+
     def _clamp(self) -> Clamp | None:
         """The clamps of all slots; None while there are none."""
         if not any(session.clamps for session in self._sessions.values()):
@@ -276,156 +244,57 @@ class Engine:
             rows[session.slot] = session.clamps if session.left else ()
         return make_clamp(self.cfg, rows)
 
+    def _span(self, length: int) -> int:
+        """How much of the cache a program looks at when the longest session is of ``length``."""
+        return min(bucket(length, SMALLEST_SPAN), self.context)
+
+    def _sizes(self, width: int) -> list[int]:
+        """Numbers of rows of ``width`` that are read together, the largest first."""
+        most = min(bucket(self.slots, 1), max(1, FEED_TOKENS // width))
+        return sorted({1, most, *(2 * 4**n for n in range(8) if 2 * 4**n < most)}, reverse=True)
+
     def _feed(self) -> None:
         """Reads the context of waiting sessions, and all of those whose cache is older than the weights."""
-        pending = [(len(s.ids) - 1 - s.held, key, s) for key, s in self._sessions.items() if s.stale]
-        groups: dict[int, list[Any]] = {}
-        for entry in pending:  # feeds of similar length go together, so that little is padding
-            groups.setdefault(min(_bucket(entry[0], SMALLEST_FEED), self.context), []).append(entry)
-        for width, group in sorted(groups.items()):
-            self._read(group, width)
+        while pending := [(key, session) for key, session in self._sessions.items() if session.stale]:
+            groups: dict[int, list[tuple[Hashable, _Session]]] = {}
+            for entry in pending:  # pieces of similar length go together, so that little is padding
+                groups.setdefault(_piece(len(entry[1].ids) - 1 - entry[1].held), []).append(entry)
+            for width, group in sorted(groups.items()):
+                span = self._span(max(min(len(s.ids) - 1, s.held + width) for _, s in group))
+                while group:
+                    R = next(size for size in self._sizes(width) if 2 * len(group) > size)
+                    self._read(group[:R], R, min(width, self.context), span)
+                    group = group[R:]
 
-    def _read(self, group: list[tuple[int, Hashable, _Session]], width: int) -> None:
-        R = min(
-            4 ** ((_bucket(len(group), 1).bit_length()) // 2), _bucket(self.slots, 1)
-        )  # few sizes, so that little is compiled
-        slot, tokens = np.full(R, self.slots, np.int32), np.zeros((R, width), np.int32)  # a slot beyond the last is dropped
+    def _read(self, group: list[tuple[Hashable, _Session]], R: int, width: int, span: int) -> None:
+        """Reads the next piece of each of at most R sessions."""
+        slot, tokens = np.full(R, self.slots, np.int32), np.zeros((R, width), np.int32)
         new, held, last, left, drawn, prompt = np.zeros((6, R), np.int32)
         temperature, names = np.ones(R, np.float32), np.zeros(R, np.uint32)
         stops = np.full((R, MAX_STOPS), NO_TOKEN, np.int32)
-        for i, (count, key, session) in enumerate(group):
-            tokens[i, :count] = session.ids[session.held : -1]
-            slot[i], new[i], held[i], last[i] = session.slot, count, session.held, session.ids[-1]
+        for i, (key, session) in enumerate(group):
+            piece = session.ids[session.held : -1][:width]
+            tokens[i, : len(piece)] = piece
+            slot[i], new[i], held[i], last[i] = session.slot, len(piece), session.held, session.ids[-1]
             left[i], drawn[i], temperature[i] = session.left, len(session.ids), session.temperature
             prompt[i] = len(session.ids) - len(session.answer)
             stops[i, : len(session.stops)] = sorted(session.stops)
             names[i] = zlib.crc32(repr(key).encode())
-            session.held, session.waiting = len(session.ids) - 1, False
-        row = _Row(slot, new, held, last, left, drawn, temperature, stops, prompt, names)
-        self._state = _prefill(self._params, self.cfg, self._state, self._seed, tokens, row, self._clamp(), mesh=self.mesh)
+            session.held += len(piece)
+            session.waiting = session.held < len(session.ids) - 1
+        row = Row(slot, new, held, last, left, drawn, temperature, stops, prompt, names)
+        options: dict[str, Any] = {"span": span, "mesh": self.mesh}
+        self._state = read(self._params, self.cfg, self._state, self._seed, tokens, row, self._clamp(), **options)
 
 
-@flax.struct.dataclass
-class _Row:
-    """What R slots are set to; arrays of leading size R."""
-
-    slot: Any
-    new: Any  # tokens to read
-    held: Any  # tokens that the cache holds already
-    last: Any
-    left: Any
-    drawn: Any
-    temperature: Any
-    stops: Any
-    prompt: Any
-    names: Any  # hash of the session's key
+def _committed(params: Params) -> Params:
+    """The same arrays, tied to where they are: programs are compiled anew for arrays that are not."""
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), params)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mesh"), donate_argnames=("state",))
-def _prefill(
-    params: Params,
-    cfg: Config,
-    state: Slots,
-    seed: jax.Array,
-    tokens: jax.Array,
-    row: _Row,
-    clamp: Clamp | None,
-    *,
-    mesh: Mesh | None,
-) -> Slots:
-    """Reads ``tokens`` [R, W] into the caches of R slots and sets the slots up to sample."""
-    take = jnp.minimum(row.slot, state.last.shape[0] - 1)
-    part = kv.KVCache(
-        k=tuple(side[take] for side in state.cache.k), v=tuple(side[take] for side in state.cache.v), lengths=row.held
-    )
-    if clamp is not None:
-        clamp = dataclasses.replace(jax.tree.map(lambda leaf: leaf[take], clamp), special=clamp.special)
-    options: dict[str, Any] = {"mesh": mesh, "clamp": clamp, "prompt_lengths": row.prompt}
-    _, part = model.forward(params, cfg, tokens, cache=part, lengths=row.new, **options)
-
-    def put(held: jax.Array, new: jax.Array) -> jax.Array:
-        return held.at[row.slot].set(new, mode="drop")
-
-    return Slots(
-        cache=jax.tree.map(put, state.cache, part),
-        last=put(state.last, row.last),
-        active=put(state.active, row.left > 0),
-        left=put(state.left, row.left),
-        drawn=put(state.drawn, row.drawn),
-        keys=put(state.keys, jax.vmap(jax.random.fold_in, in_axes=(None, 0))(seed, row.names)),
-        temperature=put(state.temperature, row.temperature),
-        stops=put(state.stops, row.stops),
-        prompt=put(state.prompt, row.prompt),
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("cfg", "steps", "mesh"), donate_argnames=("state",))
-def _sample(
-    params: Params,
-    cfg: Config,
-    state: Slots,
-    quota: jax.Array,
-    clamp: Clamp | None,
-    *,
-    steps: int,
-    mesh: Mesh | None,
-) -> tuple[Slots, jax.Array, jax.Array]:
-    """Up to ``steps`` tokens of every active slot, until ``quota`` of them finish: state, ids [B, steps], logp [B, steps]."""
-    B = state.last.shape[0]
-    begun = state.active.sum()
-
-    def going(carry: tuple[Any, ...]) -> jax.Array:
-        n, state, *_ = carry
-        active = state.active.sum()
-        return (n < steps) & (active > 0) & (begun - active < quota)
-
-    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        n, state, ids, logp = carry
-        active = state.active
-        options: dict[str, Any] = {"mesh": mesh, "clamp": clamp, "prompt_lengths": state.prompt}
-        lengths = active.astype(jnp.int32)
-        hidden, cache = model.forward(params, cfg, state.last[:, None], cache=state.cache, lengths=lengths, **options)
-        token, score = draw(model.logits(params, hidden[:, 0], mesh=mesh), state.keys, state.drawn, state.temperature)
-        left = state.left - active
-        goes_on = active & (left > 0) & ~(token[:, None] == state.stops).any(axis=1)
-        state = dataclasses.replace(
-            state,
-            cache=cache,
-            last=jnp.where(active, token, state.last),
-            active=goes_on,
-            left=left,
-            drawn=state.drawn + active,
-        )
-        ids = ids.at[:, n].set(jnp.where(active, token, NO_TOKEN))
-        return n + 1, state, ids, logp.at[:, n].set(jnp.where(active, score, 0))
-
-    start = (jnp.int32(0), state, jnp.full((B, steps), NO_TOKEN, jnp.int32), jnp.zeros((B, steps)))
-    return jax.lax.while_loop(going, step, start)[1:]
-
-
-def draw(logits: jax.Array, keys: jax.Array, number: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One token a row and its log-probability under softmax(logits / temperature).
-
-    At temperature 0 the most likely token, with its log-probability at temperature 1.
-
-    Args:
-      logits: [B, V].
-      keys: [B] typed keys; the draw depends on the key folded with ``number`` [B].
-      temperature: [B].
-    """
-    logits = logits.astype(jnp.float32)
-    greedy = temperature == 0
-    logp = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, temperature)[:, None])
-    drawn = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in)(keys, number), logp)
-    token = jnp.where(greedy, jnp.argmax(logp, axis=-1), drawn).astype(jnp.int32)
-    return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]
-
-
-@functools.partial(jax.jit, donate_argnames=("state",))
-def _stop(state: Slots, slot: jax.Array) -> Slots:
-    return dataclasses.replace(state, active=state.active.at[slot].set(False))
-
-
-def _bucket(count: int, smallest: int) -> int:
-    """The smallest power of two of at least ``count`` and ``smallest``."""
-    return max(smallest, 1 << max(count - 1, 0).bit_length())
+def _piece(count: int) -> int:
+    """The width at which ``count`` tokens begin to be read: no more than `FEED`, and less where much of it would be padding."""
+    if count > FEED:
+        return FEED
+    width = bucket(count, SMALLEST_FEED)
+    return width // 2 if width > SMALLEST_SPLIT and 4 * count <= 3 * width else width

@@ -9,7 +9,7 @@ from jaxllm import generate, params
 from jaxllm.clamp import NeuronClamp, make_clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from rl import engine, policy
+from rl import policy
 from rl.engine import Engine
 
 CFG = Config(
@@ -187,10 +187,9 @@ def test_nothing_is_compiled_after_warm_up(weights):
                 for key in range(4):
                     machine.release((i // 4, key))
 
-    play(8)
-    before = engine._prefill._cache_size(), engine._sample._cache_size()
+    before = machine.warm_up()
     play(40)
-    assert (engine._prefill._cache_size(), engine._sample._cache_size()) == before
+    assert machine.compilations == before
 
 
 def test_wrong_requests_change_nothing(weights):
