@@ -26,7 +26,10 @@ def placements(tree: Any, cfg: Config, mesh: Mesh | None) -> Any:
         spec = specs.get(keys[1:] if keys[:1] == ("trunk",) else keys)
         if spec is None or spec.shape != leaf.shape:
             return NamedSharding(mesh, PartitionSpec())
-        return NamedSharding(mesh, sharding.spec_for(spec.axes, spec.shape, mesh, cfg))
+        axes = list(sharding.spec_for(spec.axes, spec.shape, mesh, cfg))
+        while axes and axes[-1] is None:  # as the compiler writes it: what comes out of a step equals what went in
+            axes.pop()
+        return NamedSharding(mesh, PartitionSpec(*axes))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
