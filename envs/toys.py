@@ -30,7 +30,7 @@ def make(name: str, **options: Any) -> Env:
     """The environment.
 
     Args:
-      name: ``hilo``: find a number by guesses that are answered by "higher" or "lower"; ``keys``: read the number in the box
+      name: ``hilo``: find a number by guesses that are answered by ">" (it is higher) or "<"; ``keys``: read the number in the box
         that the task names, then say it; ``maze``: find the way out of a small maze of which only the next walls are seen.
       options: hilo: ``numbers`` (10) from 0 on and ``guesses`` (4); keys: ``boxes`` (10); maze: ``side`` (3).
 
@@ -80,10 +80,10 @@ class Toy(BaseEnv):
 
 
 class HiLo(Toy):
-    """Guess a number; "higher" says that it is higher than the guess. Found within the guesses pays 1."""
+    """Guess a number; ">" says that it is higher than the guess. Found within the guesses pays 1."""
 
     kind = "hilo"
-    about = "find a number by guesses that are answered by higher or lower"
+    about = "find a number by guesses that are answered by > (it is higher) or < (it is lower)"
 
     def __init__(self, options: Mapping[str, Any]):
         self.numbers, self.guesses = _sizes(options, numbers=10, guesses=4)
@@ -108,7 +108,7 @@ class HiLo(Toy):
             return self._said("found", 1.0, over=True)
         higher = n < self.secret
         self.range = [max(self.range[0], n + 1), self.range[1]] if higher else [self.range[0], min(self.range[1], n - 1)]
-        return self._said("higher" if higher else "lower", over=self.tried == self.guesses)
+        return self._said(">" if higher else "<", over=self.tried == self.guesses)
 
     def _state(self) -> dict[str, Any]:
         return {"secret": self.secret, "range": list(self.range), "tried": self.tried}

@@ -88,7 +88,7 @@ def test_answers_of_hilo():
     env = toys.make("hilo")
     assert env.reset(Task("t", "", {"secret": 6})).text == "0-9"
     texts = [env.step(Action("guess", {"n": n})).obs.text for n in (4, 8, 6)]
-    assert texts == ["higher", "lower", "found"]
+    assert texts == [">", "<", "found"]
     assert env.step(Action("guess", {"n": 1})).info["error"] == "episode_over"
 
 
