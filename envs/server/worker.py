@@ -1,7 +1,7 @@
 """A process that runs environments for the router: ``python -m envs.server.worker``.
 
 Light sessions share a process. One thread leads: it waits for work, and does it item by item without handing anything over.
-While a session takes its time (it is seen to, or it did so before), another thread takes the lead, so that a session that
+While a session takes its time (it is seen to, or it usually does), another thread takes the lead, so that a session that
 sleeps or waits holds up nobody. So a light environment is stepped by one thread at a time, but not always by the same; a heavy
 one has the process and its main thread for itself.
 
@@ -33,7 +33,8 @@ from envs.server.arena import Slots
 from envs.server.checks import BadObservationError, Shapes
 from jaxllm.errors import UserError
 
-SLOW = 0.002  # seconds of an operation from which on the session is given a thread of its own
+SLOW = 0.002  # seconds that an operation usually takes from which on the session is given a thread of its own
+FORGET = 0.2  # share of the last time in what is usual
 STALL = 0.01  # seconds after which somebody else takes the lead
 FLUSH = 0.001  # seconds that a finished result waits for others
 BATCH = 4 << 20  # bytes of results that are sent without waiting for others
@@ -69,7 +70,7 @@ class Session:
     shapes: Shapes | None = None  # of the first observation
     last: Obs | None = None
     over: bool = True  # before the first reset, and after the end
-    slow: bool = False
+    usual: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, by operation
     slots: Slots | None = None
 
 
@@ -182,10 +183,11 @@ class Worker:
                 item = queue.popleft()
             except IndexError:
                 break
-            key = item[0]
+            key, op = item[0], item[2]
             session = sessions.get(key)
+            usual = 0.0 if session is None else session.usual.get(op, 0.0)
             self._busy = (mine, begun)
-            if session is None or session.slow:
+            if usual > SLOW or session is None:
                 if results:
                     self._send()
                 if session is not None:
@@ -195,7 +197,7 @@ class Worker:
             ended = time.perf_counter()
             record[3] = (ended - begun) * 1e3
             if session is not None:
-                session.slow = ended - begun > SLOW
+                session.usual[op] = usual + FORGET * (ended - begun - usual)
             results.append((record, buffers))
             self._size += len(record[4])
             if buffers:
