@@ -1,6 +1,7 @@
 """Between observations and token ids: what the policy reads, and how its answer becomes an action.
 
-A codec only ever adds to a conversation. What the policy sampled is decoded for the parser alone and never encoded again.
+A codec only ever adds to a conversation; `rl.memory` puts prompts together whose older turns are left out. What the policy
+sampled is decoded for the parser, and for the line that is left of an old turn, and never encoded again where it is trained.
 """
 
 import itertools
@@ -22,8 +23,8 @@ class Codec(Protocol):
 
     stop_ids: frozenset[int]  # that end an answer
 
-    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None) -> list[int]:
-        """The ids of the prompt of an episode."""
+    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None, lines: Sequence[str] = ()) -> list[int]:
+        """The ids of a prompt: the actions, the task, ``lines`` about turns that are left out, and what is seen now."""
 
     def observe(self, result: StepResult, *, stopped: bool) -> list[int]:
         """The ids that follow an answer: its end, unless the policy wrote it (`stopped`), and what the step led to."""
@@ -34,6 +35,9 @@ class Codec(Protocol):
     def write(self, action: Action, spec: EnvSpec) -> list[int]:
         """The ids of the answer that `read` gives this action for, its end included."""
 
+    def line(self, ids: Sequence[int], result: StepResult, limit: int) -> str:
+        """An answer and what it led to, in one line of at most ``limit`` tokens."""
+
 
 class PlainCodec:
     """Lines of plain text, for environments with a single action of a single argument: the answer is the argument's value."""
@@ -43,9 +47,9 @@ class PlainCodec:
         (self._end,) = tokenizer.encode("\n", bos=False)
         self.stop_ids = frozenset({self._end})
 
-    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None) -> list[int]:
-        """The first observation as a line."""
-        return self._tokenizer.encode(f"{_text(obs)}\n", bos=False)
+    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None, lines: Sequence[str] = ()) -> list[int]:
+        """The observation as a line, after those of turns that are left out."""
+        return self._tokenizer.encode("".join(f"{line}\n" for line in (*lines, _text(obs))), bos=False)
 
     def observe(self, result: StepResult, *, stopped: bool) -> list[int]:
         """The observation as a line, with a question mark before it where the answer was not understood."""
@@ -68,6 +72,10 @@ class PlainCodec:
         """The value as a line."""
         _, argument = _only(spec)
         return self._tokenizer.encode(f"{action.arguments[argument.name]}\n", bos=False)
+
+    def line(self, ids: Sequence[int], result: StepResult, limit: int) -> str:
+        """The answer, an arrow and the observation."""
+        return _line(self._tokenizer, ids, result, limit)
 
 
 class ChatCodec:
@@ -95,9 +103,10 @@ class ChatCodec:
             raise UserError("the tokenizer has no end of text: name the ids that end a turn")
         self.stop_ids = ends
 
-    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None) -> list[int]:
-        """The actions as the system's words, the task and the first observation as the user's."""
-        parts = [part for part in (task and task.instruction, _text(obs)) if part]
+    def begin(self, obs: Obs, spec: EnvSpec, task: Task | None = None, lines: Sequence[str] = ()) -> list[int]:
+        """The actions as the system's words; the task, lines about earlier turns and the observation as the user's."""
+        earlier = "\n".join(["Earlier turns:", *lines]) if lines else ""
+        parts = [part for part in (task and task.instruction, earlier, _text(obs)) if part]
         messages = [{"role": "system", "content": manual(spec)}, {"role": "user", "content": "\n\n".join(parts)}]
         return chat.encode_chat(self._tokenizer, self._template, messages, **self._options)
 
@@ -118,6 +127,10 @@ class ChatCodec:
         text = format_action(action, spec.actions, frame=self._frame, screen_wh=spec.screen_wh)
         return [*self._tokenizer.encode(text, bos=False), min(self.stop_ids)]
 
+    def line(self, ids: Sequence[int], result: StepResult, limit: int) -> str:
+        """The answer's words, an arrow and the observation."""
+        return _line(self._tokenizer, [token for token in ids if token not in self.stop_ids], result, limit)
+
 
 def manual(spec: EnvSpec) -> str:
     """What the actions of an environment are, for the system's words."""
@@ -129,6 +142,13 @@ def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text; an id that no token has, which the head may have a row for, becomes U+FFFD."""
     parts = [(known, list(run)) for known, run in itertools.groupby(ids, lambda token: token < tokenizer.size)]
     return "".join(tokenizer.decode(run) if known else "\ufffd" * len(run) for known, run in parts)
+
+
+def _line(tokenizer: Tokenizer, ids: Sequence[int], result: StepResult, limit: int) -> str:
+    outcome = result.info.get("error") or _text(result.obs)
+    text = " ".join(f"{_decoded(tokenizer, ids)} -> {outcome}".split())
+    cut = tokenizer.encode(text, bos=False)[:limit]
+    return _decoded(tokenizer, cut).rstrip("\ufffd ")
 
 
 def _text(obs: Obs) -> str:

@@ -15,6 +15,7 @@ from envs.digest import digest
 from envs.vector import Batch
 from rl.codec import Codec
 from rl.engine import Completion, Engine
+from rl.memory import WHOLE, Answer, Memory, assemble
 from rl.types import Stop, Trajectory, Turn
 
 FAILED = ("CRASHED", "LOST", "TIMEOUT", "CAPACITY", "BAD_REQUEST", "STALE_STEP", "EPISODE_OVER")  # statuses without a result
@@ -65,14 +66,20 @@ class _Live:
 
     episode: Episode
     begun: float
+    seen: list[StepResult] = dataclasses.field(default_factory=list)  # the reset's first
+    stream: list[int] = dataclasses.field(default_factory=list)  # what the sampler's session holds
     context: list[int] = dataclasses.field(default_factory=list)  # for the next answer
+    rewritten: bool = False  # whether it is a whole prompt, in place of what the sampler holds
+    segment: int = 0  # times that the history was rewritten
     turns: list[Turn] = dataclasses.field(default_factory=list)
     tokens: int = 0  # sampled so far
     state: str = ""
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.episode.number, self.episode.attempt
+    def key(self) -> tuple[int, ...]:
+        """Of the sampler's session: a new one for each segment, so that it draws anew."""
+        number = self.episode.number, self.episode.attempt
+        return (*number, self.segment) if self.segment else number
 
 
 def rollout(
@@ -82,24 +89,28 @@ def rollout(
     codec: Codec,
     budget: Budget = Budget(),
     *,
+    memory: Memory = WHOLE,
     states: bool = False,
     clock: Callable[[], float] = time.monotonic,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Episode, Trajectory]]:
     """Plays episodes and yields each as soon as it has ended; those that failed for good too, with `Stop.ENV_ERROR`.
 
     Args:
       engine: with a slot for each environment that is to be used at one time, and no session of these episodes.
       environments: all of one kind, none of them on its way.
+      memory: what prompts keep of the past. Where one is no extension of the last, a new segment begins (`Turn.rewritten`).
       states: whether to ask for the digest of the state before each turn (`Turn.state`), which GiGPO needs.
       clock: seconds of the budget.
+      cancelled: asked again and again; once it says so, episodes under way end with `Stop.CANCELLED` and none begins.
     """
-    return _Rollout(engine, environments, episodes, codec, budget, states, clock).run()
+    return _Rollout(engine, environments, episodes, codec, budget, memory, states, clock, cancelled).run()
 
 
 class _Rollout:
-    def __init__(self, engine, environments, episodes, codec, budget, states, clock):  # type: ignore[no-untyped-def]
+    def __init__(self, engine, environments, episodes, codec, budget, memory, states, clock, cancelled):  # type: ignore[no-untyped-def]
         self.engine, self.environments, self.codec, self.budget = engine, environments, codec, budget
-        self.states, self.clock = states, clock
+        self.memory, self.states, self.clock, self.cancelled = memory, states, clock, cancelled
         self.episodes = iter(episodes)
         self.again: deque[Episode] = deque()
         self.free = list(range(min(environments.num_envs, engine.free)))[::-1]
@@ -109,8 +120,19 @@ class _Rollout:
 
     def run(self) -> Iterator[tuple[Episode, Trajectory]]:
         """See `rollout`."""
+        try:
+            yield from self._play()
+        finally:
+            for live in self.live.values():
+                self._release(live)
+
+    def _play(self) -> Iterator[tuple[Episode, Trajectory]]:
         while True:
-            self._start()
+            if self.cancelled():
+                for i in list(self.live):
+                    yield self._end(i, Stop.CANCELLED)
+            else:
+                self._start()
             if not self.live and not self.away:
                 return
             if self.away:
@@ -165,27 +187,41 @@ class _Rollout:
                 stop = Stop.PARSE_ERROR if result.info["status"] == "FAILED_TASK" else Stop.MAX_TURNS
             yield self._end(i, stop, success=bool(result.info.get("success")), info=result.info)
             return
-        if live.turns:
-            live.context = self.codec.observe(result, stopped=live.turns[-1].stopped)
-        else:
-            live.context = self.codec.begin(result.obs, self.spec, live.episode.task)
+        self._look(live, result)
         allowed = min(budget.max_tokens_per_turn, budget.max_tokens - live.tokens)
         if len(live.turns) >= budget.max_turns:
             yield self._end(i, Stop.MAX_TURNS)
         elif allowed < 1:
             yield self._end(i, Stop.MAX_TOKENS)
-        elif len(live.context) + allowed > self.engine.room(live.key):
+        elif len(live.context) + allowed > (self.engine.context if live.rewritten else self.engine.room(live.key)):
             yield self._end(i, Stop.CONTEXT_OVERFLOW)
         else:
             if self.states:
                 (state,) = self.environments.state([i])
                 live.state = digest({key: value for key, value in (state or {}).items() if key != "step"})
+            if live.rewritten:
+                self._release(live)
+                live.stream, live.segment = [], live.segment + 1
             self.engine.submit(live.key, live.context, max_tokens=allowed, stop_ids=self.codec.stop_ids)
+
+    def _look(self, live: _Live, result: StepResult) -> None:
+        """What the policy reads next."""
+        live.seen.append(result)
+        if self.memory.whole and live.turns:
+            live.context = self.codec.observe(result, stopped=live.turns[-1].stopped)
+        elif self.memory.whole:
+            live.context = self.codec.begin(result.obs, self.spec, live.episode.task)
+        else:
+            answers = [Answer(turn.ids, turn.stopped) for turn in live.turns]
+            prompt = assemble(self.memory, self.codec, self.spec, live.episode.task, live.seen, answers)
+            live.rewritten = prompt[: len(live.stream)] != live.stream
+            live.context = prompt if live.rewritten else prompt[len(live.stream) :]
 
     def _answered(self, i: int, answer: Completion) -> None:
         live = self.live[i]
-        turn = Turn(tuple(live.context), answer.ids, answer.logp, answer.version, state=live.state, stopped=answer.stopped)
-        live.turns.append(turn)
+        told: dict[str, Any] = {"rewritten": live.rewritten, "state": live.state, "stopped": answer.stopped}
+        live.turns.append(Turn(tuple(live.context), answer.ids, answer.logp, answer.version, **told))
+        live.stream += [*live.context, *answer.ids]
         live.tokens += len(answer.ids)
         self.away.add(i)
         self.environments.send([self.codec.read(answer.ids, self.spec)], [i])
@@ -194,6 +230,11 @@ class _Rollout:
         now = self.clock()
         for i in [i for i, live in self.live.items() if now - live.begun > self.budget.seconds]:
             yield self._end(i, Stop.TIMEOUT)
+
+    def _release(self, live: _Live) -> None:
+        """Gives the sampler's slot back, if there is one."""
+        if self.engine.room(live.key) < self.engine.context:
+            self.engine.release(live.key)
 
     def _failed(self, i: int, info: dict[str, Any]) -> Iterator[tuple[Episode, Trajectory]]:
         episode = self.live[i].episode
@@ -207,8 +248,7 @@ class _Rollout:
         self, i: int, stop: Stop, *, success: bool = False, info: Mapping[str, Any] | None = None
     ) -> tuple[Episode, Trajectory]:
         live = self.live.pop(i)
-        if live.turns or self.engine.room(live.key) < self.engine.context:
-            self.engine.release(live.key)
+        self._release(live)
         if i not in self.away:
             self.free.append(i)
         episode = live.episode

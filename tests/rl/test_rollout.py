@@ -1,81 +1,21 @@
 """The agent's loop: token in, token out, every reason to stop, failures that are no rewards. The sampler is scripted."""
 
 import functools
-from collections import deque
 
 import numpy as np
 import pytest
 
 import envs
-from envs.api import Action, ActionSpec, Argument, EnvSpec, Obs, StepResult
-from envs.base import BaseEnv
+from envs.api import Action, Obs, StepResult
 from envs.local import LocalVector
 from envs.vector import Batch
 from jaxllm.errors import UserError
 from rl import tokens
-from rl.bytes import END, VOCAB_SIZE, byte_tokenizer
-from rl.codec import ChatCodec, PlainCodec
-from rl.engine import Completion
+from rl.bytes import END, VOCAB_SIZE
+from rl.codec import ChatCodec
 from rl.rollout import Budget, Episode, rollout, scripted
 from rl.types import Stop
-
-TOKENIZER = byte_tokenizer()
-CODEC = PlainCodec(TOKENIZER)
-NEWLINE = ord("\n")
-
-
-class Counter(BaseEnv):
-    """Says how many steps were taken; "9" ends it and pays 1, other digits pay a tenth."""
-
-    def __init__(self, max_steps=50, crash_at=None):
-        action = ActionSpec("say", (Argument("n", "int", low=0, high=9),))
-        super().__init__(EnvSpec("test/counter", "counts", (action,), max_steps=max_steps))
-        self.crash_at = crash_at
-
-    def _reset(self, task, seed):
-        self.count, self.seed = 0, seed
-        return Obs(text=f"start {seed}")
-
-    def _act(self, action):
-        self.count += 1
-        if self.count == self.crash_at:
-            raise RuntimeError("the disk is on fire")
-        n = action.arguments["n"]
-        return StepResult(Obs(text=f"step {self.count}"), 1.0 if n == 9 else n / 10, n == 9, False, {})
-
-    def _state(self):
-        return {"count": self.count}
-
-
-class Script:
-    """A sampler that answers each session from a list, and remembers what it was fed."""
-
-    def __init__(self, answers, context=1000):
-        self.answers, self.context, self.free = answers, context, 8
-        self.streams, self.given, self.queue = {}, {}, deque()
-
-    busy = property(lambda self: len(self.queue))
-
-    def room(self, key):
-        return self.context - len(self.streams.get(key, []))
-
-    def submit(self, key, ids, *, max_tokens, stop_ids):
-        self.streams.setdefault(key, []).extend(ids)
-        turn = self.given[key] = self.given.get(key, -1) + 1
-        answer = self.answers(key, turn)[:max_tokens]
-        self.queue.append(Completion(key, tuple(answer), (-0.5,) * len(answer), (4,) * len(answer), answer[-1:] == [NEWLINE]))
-        self.streams[key].extend(answer)
-
-    def advance(self):
-        return [self.queue.popleft()]
-
-    def release(self, key):
-        self.ended = self.streams[key]
-
-
-def line(text):
-    """The ids of a line."""
-    return TOKENIZER.encode(text + "\n", bos=False)
+from tests.rl.scripted_play import CODEC, NEWLINE, TOKENIZER, Counter, Script, line
 
 
 def play(answers, budget=None, env=Counter, episodes=1, **options):
