@@ -34,6 +34,7 @@ def of_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             "turns": len(turns) / len(kept),
             "policy_tokens_per_turn": sum(len(turn.ids) for turn in turns) / max(len(turns), 1),
             "parse_errors": sum(turn.error is not None for turn in turns) / max(len(turns), 1),
+            "rewritten": sum(turn.rewritten for turn in turns) / len(kept),
         }
     return figures
 

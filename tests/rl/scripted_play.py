@@ -39,9 +39,9 @@ class Counter(BaseEnv):
 class Script:
     """A sampler that answers each session from a list, and remembers what it was fed."""
 
-    def __init__(self, answers, context=1000):
-        self.answers, self.context, self.free = answers, context, 8
-        self.streams, self.given, self.queue = {}, {}, deque()
+    def __init__(self, answers, context=1000, end=NEWLINE):
+        self.answers, self.context, self.end, self.free = answers, context, end, 8
+        self.streams, self.given, self.queue, self.released = {}, {}, deque(), set()
 
     busy = property(lambda self: len(self.queue))
 
@@ -52,14 +52,15 @@ class Script:
         self.streams.setdefault(key, []).extend(ids)
         turn = self.given[key] = self.given.get(key, -1) + 1
         answer = self.answers(key, turn)[:max_tokens]
-        self.queue.append(Completion(key, tuple(answer), (-0.5,) * len(answer), (4,) * len(answer), answer[-1:] == [NEWLINE]))
+        self.queue.append(Completion(key, tuple(answer), (-0.5,) * len(answer), (4,) * len(answer), answer[-1:] == [self.end]))
         self.streams[key].extend(answer)
 
     def advance(self):
         return [self.queue.popleft()]
 
     def release(self, key):
-        self.ended = self.streams[key]
+        assert key in self.streams
+        self.released.add(key)
 
 
 def line(text):

@@ -137,3 +137,17 @@ def test_packed_rows_have_no_cache(weights, three):
     packed = pack(three, 24)
     with pytest.raises(ValueError, match="neither a cache nor a clamp"):
         forward(params.unstack(weights), CFG, packed.tokens, segments=packed.segments, cache=create(CFG, 1, 24, jnp.float32))
+
+
+def test_padding_on_either_side_changes_nothing(weights):
+    ids, width = np.asarray(sequence(5).tokens), 5 + 64
+    alone = score(weights, jnp.asarray(ids[None]), jnp.zeros((1, 5), jnp.int32))[0]
+    left = [0, 1, 7, 64]
+    rows, segments = np.full((4, width), 9), np.full((4, width), NO_SEGMENT)
+    for row, segment, n in zip(rows, segments, left, strict=True):
+        row[n : n + 5], segment[n : n + 5] = ids, 0
+    found = score(weights, jnp.asarray(rows), jnp.asarray(segments))
+    for row, n in zip(found, left, strict=True):
+        np.testing.assert_allclose(row[n : n + 5], alone, atol=1e-5)
+    # Where padding is not told apart, it is text like any other.
+    assert not np.allclose(score(weights, jnp.asarray(rows), jnp.zeros_like(segments))[2, 7:12], alone, atol=1e-2)

@@ -1,5 +1,6 @@
 """The agent's loop: token in, token out, every reason to stop, failures that are no rewards. The sampler is scripted."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -12,7 +13,7 @@ from envs.vector import Batch
 from jaxllm.errors import UserError
 from rl import tokens
 from rl.bytes import END, VOCAB_SIZE
-from rl.codec import ChatCodec
+from rl.codec import ChatCodec, PlainCodec
 from rl.rollout import Budget, Episode, rollout, scripted
 from rl.types import Stop
 from tests.rl.scripted_play import CODEC, NEWLINE, TOKENIZER, Counter, Script, line
@@ -66,6 +67,55 @@ def test_every_reason_to_stop(answers, budget, options, stop):
     assert one.stop.truncated == (stop is not Stop.TERMINATED)
     assert len(sampler.streams[0, 0]) <= sampler.context
     tokens.make_batch([one], [0])
+
+
+def test_what_was_sampled_is_never_encoded_again(smollm2_tokenizer):
+    codec = PlainCodec(smollm2_tokenizer)
+    split = [token for part in ("he", "llo", "\n") for token in smollm2_tokenizer.encode(part, bos=False)]
+    sampler = Script(lambda *_: split, end=split[-1])
+    ((_, one),) = rollout(sampler, LocalVector(Counter, 1), [Episode(0, 1)], codec)
+    (row,) = tokens.rows(one)
+    assert [turn.ids for turn in one.turns] == [tuple(split)] * 3  # three answers that can't be read end it
+    assert row.tokens == sampler.streams[0, 0]
+    again = smollm2_tokenizer.encode(smollm2_tokenizer.decode(row.tokens), bos=False)
+    assert again != row.tokens  # the same text has another spelling
+    assert smollm2_tokenizer.decode(again) == smollm2_tokenizer.decode(row.tokens)
+
+
+def test_long_observations_are_cut_once():
+    class Wordy(Counter):
+        def _act(self, action):
+            found = super()._act(action)
+            return dataclasses.replace(found, obs=Obs(text=f"<{self.count}" + "x" * 9000 + f"{self.count}>"))
+
+    (one,), sampler = play(["3"] * 9, Budget(max_tokens_per_turn=2), env=Wordy, context=17_000)
+    (row,) = tokens.rows(one)
+    text = TOKENIZER.decode(row.tokens)
+    assert one.stop is Stop.CONTEXT_OVERFLOW
+    assert row.tokens == sampler.streams[0, 0]  # what is stored is what the sampler saw
+    assert len(row.tokens) <= 17_000
+    for count in range(1, len(one.turns)):
+        assert text.count(f"<{count}x") == text.count(f"x{count}>") == 1
+    assert len(one.turns) == 5
+    assert text.count("characters left out") == 4
+
+
+def test_cancelled_episodes_say_nothing():
+    asked = iter([False] * 6)
+    found, sampler = play(["3"] * 99, Budget(), episodes=5, cancelled=lambda: next(asked, True))
+    assert found
+    assert {one.stop for one in found} == {Stop.CANCELLED}
+    assert len(found) == 2  # those under way; none begins after it
+    assert all(one.stop.failed for one in found)
+    assert sampler.released == set(sampler.streams)
+
+
+def test_a_caller_who_leaves_gives_the_slots_back():
+    sampler = Script(lambda key, turn: line("9" if key[0] == 0 else "1"))
+    running = rollout(sampler, LocalVector(Counter, 2), [Episode(i, i) for i in range(4)], CODEC)
+    next(running)
+    running.close()
+    assert sampler.released == set(sampler.streams)
 
 
 def test_budgets_are_exact():
