@@ -162,7 +162,7 @@ class Places:
             replies = self._clients[0].poll(min(timeout, 0.5))
             self._take_in(0, replies)
         else:
-            from envs.server.client import wait_any
+            from envs.server.connection import wait_any
 
             if timeout:
                 wait_any(self._clients, min(timeout, 0.5))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envs.server.client import Client as Client
     from envs.server.client import Reply as Reply
-    from envs.server.client import ServerGoneError as ServerGoneError
+    from envs.server.connection import ServerGoneError as ServerGoneError
     from envs.server.launch import Server as Server
     from envs.server.launch import serve as serve
     from envs.server.metrics import prometheus as prometheus
 
 _HOMES = {
-    "Client": "client", "Reply": "client", "ServerGoneError": "client",
+    "Client": "client", "Reply": "client", "ServerGoneError": "connection",
     "Server": "launch", "serve": "launch", "prometheus": "metrics",
 }  # fmt: skip
 __all__ = ["Client", "Reply", "Server", "ServerGoneError", "prometheus", "serve"]

@@ -7,9 +7,6 @@ without its sessions answers LOST.
 
 import contextlib
 import dataclasses
-import math
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +16,13 @@ from typing import Any
 import zmq
 
 from envs.api import Action, EnvSpec, Invalid, Obs, Task
-from envs.server import auth, wire
+from envs.server import wire
 from envs.server.arena import Slots
-from envs.server.router import BOOT
+from envs.server.connection import PATIENCE, Connection
 from jaxllm.errors import UserError
 
-RESEND = 2.0  # seconds without a word, after which the server is asked again; then twice as long each time
-LONGEST_RESEND = 16.0
 LONGEST_PAYLOAD = wire.LIMIT - 4096
 _REFUSED = frozenset({"STALE_STEP", "CAPACITY", "BAD_REQUEST"})  # where the server says which number comes next
-PATIENCE = 60.0  # seconds without a word, after which a server counts as gone
-RECONNECT_MS = 50  # until the first attempt to connect again; then twice as long each time
-LONGEST_RECONNECT_MS = 2000
-
-
-class ServerGoneError(ConnectionError):
-    """The server does not answer."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -63,7 +51,7 @@ class Handle:
     slots: Slots | None = None
 
 
-class Client:
+class Client(Connection):
     """A connection to a server. Used from one thread; a second one keeps the leases.
 
     Args:
@@ -85,60 +73,12 @@ class Client:
         heartbeat: bool = True,
         alive: Callable[[], bool] = lambda: True,
     ):
-        self.address = address
-        self._token, self._server_key = auth.split(auth.read(token))
-        self._patience, self._alive = patience, alive
-        self._identity = b"c" + os.urandom(16)
-        self._context = zmq.Context()
-        self._socket = self._open_socket(self._identity)
         self._handles: dict[int, Handle] = {}
         self._sessions = 0
         self._requests = 0
-        self._waiting = 0  # operations without an answer
         self._ready: deque[Reply] = deque()
         self._controls: dict[int, Reply] = {}  # of ping and stats
-        self._heard = time.monotonic()
-        self._resend_at, self._resend = self._heard + RESEND, RESEND
-        self._run: str | None = None
-        self.lease = 600.0
-        self._closed = False
-        self._over = threading.Event()
-        self._heart: threading.Thread | None = None
-        try:
-            self._hello()
-            self._wait_until(lambda: self._run is not None, patience, f"{address}: no step server answers here")
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
-        if heartbeat:
-            self._heart = threading.Thread(target=self._beat, daemon=True, name="step-server-leases")
-            self._heart.start()
-
-    def _open_socket(self, identity: bytes) -> zmq.Socket:
-        socket = self._context.socket(zmq.DEALER)
-        socket.linger = 200
-        socket.routing_id = identity
-        socket.set_hwm(1000)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        if self._server_key:
-            public, secret = zmq.curve_keypair()
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        try:
-            socket.connect(self.address)
-        except zmq.ZMQError as error:
-            raise UserError(f"{self.address}: {error}; a server prints its address, such as tcp://127.0.0.1:5555") from error
-        return socket
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close_all()
+        super().__init__(address, token, patience=patience, heartbeat=heartbeat, alive=alive)
 
     # One operation at a time.
 
@@ -249,10 +189,8 @@ class Client:
             out.append([session, handle.next, op, payload, -1 if handle.slots is None else handle.slots.free()])
         for session, step, op, payload, _ in out:
             handles[session].pending = (step, op, payload, request)
-        now = time.monotonic()
         if not self._waiting:
-            self._heard, self._resend = now, RESEND
-            self._resend_at = now + RESEND
+            self._heard_word()
         self._waiting += len(out)
         deadline_ms = 0 if timeout is None else max(1, int(timeout * 1e3))
         if size < wire.LIMIT // 2 or len(out) == 1:
@@ -270,43 +208,9 @@ class Client:
         self._ready.clear()
         return replies
 
-    def fileno(self) -> int:
-        """A descriptor that becomes readable when a message may be there: see ZMQ_FD. Call `poll` after each `post` as well."""
-        return int(self._socket.getsockopt(zmq.FD))
-
     # Messages.
 
-    def _send(self, kind: str, fields: Mapping[str, Any]) -> None:
-        with contextlib.suppress(zmq.Again):  # nobody takes our messages: they are sent again
-            self._socket.send(wire.message(kind, fields), zmq.NOBLOCK)
-
-    def _hello(self) -> None:
-        boot = BOOT.read_text().strip() if BOOT.exists() else ""
-        self._send("hello", {"token": self._token, "boot": boot})
-
-    def _wait_until(self, there: Callable[[], bool], timeout: float | None, message: str) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not there():
-            left = 1.0 if deadline is None else deadline - time.monotonic()
-            if left <= 0 or (deadline is not None and not self._alive()):
-                raise ServerGoneError(message)
-            self._receive(min(left, 0.2))
-
-    def _receive(self, timeout: float) -> None:
-        if self._socket.poll(math.ceil(timeout * 1e3)):
-            for _ in range(1000):
-                try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
-                self._on_message(frames)
-        elif self._waiting or self._run is None:
-            self._on_silence(time.monotonic())
-
     def _on_message(self, frames: list[zmq.Frame]) -> None:
-        self._heard = time.monotonic()
-        self._resend = RESEND
-        self._resend_at = self._heard + RESEND
         head = wire.header(frames[0].buffer)
         kind = head["kind"]
         if kind == "reply":
@@ -384,19 +288,6 @@ class Client:
         self._ready.clear()
         return replies
 
-    def _on_silence(self, now: float) -> None:
-        if not self._alive():
-            self._lose("the server's process has ended")
-        elif now - self._heard > self._patience:
-            self._lose(f"{self.address} has not answered for {self._patience:g} s")
-        elif now >= self._resend_at:
-            self._resend = min(2 * self._resend, LONGEST_RESEND)
-            self._resend_at = now + self._resend
-            if self._run is None:
-                self._hello()
-            else:
-                self._again()
-
     def _again(self) -> None:
         """Asks again for everything that has no answer; what is done already is not done twice."""
         items = [
@@ -407,35 +298,3 @@ class Client:
         for item in items:
             self._send("request", {"req": 0, "stream": True, "items": [item]})
         self._send("request", {"req": 0, "stream": True, "items": [[0, 0, "ping", b"", -1]]})
-
-    def _beat(self) -> None:
-        """Keeps the leases, from a thread and a socket of its own."""
-        socket = self._open_socket(b"h" + os.urandom(16))
-        try:
-            while not self._over.wait(self.lease / 4):
-                with contextlib.suppress(zmq.ZMQError):
-                    socket.send(wire.message("hello", {"token": self._token}), zmq.NOBLOCK)
-                    socket.send(wire.message("renew", {"client": self._identity}), zmq.NOBLOCK)
-                    while True:
-                        socket.recv(zmq.NOBLOCK)
-        finally:
-            socket.close(linger=0)
-
-    def close_all(self) -> None:
-        """Ends every session and the connection; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._over.set()
-        if self._heart is not None:
-            self._heart.join()
-        self._send("bye", {})
-        self._context.destroy(linger=200)
-
-
-def wait_any(clients: Sequence[Client], timeout: float) -> None:
-    """Waits until one of several connections has a message, at most `timeout` seconds."""
-    poller = zmq.Poller()
-    for client in clients:
-        poller.register(client._socket, zmq.POLLIN)
-    poller.poll(math.ceil(timeout * 1e3))

@@ -43,7 +43,7 @@ def _escaped(text: object) -> str:
 
 def start_page(port: int, address: str, token: str) -> http.server.HTTPServer:
     """Serves ``/metrics`` on the loopback from a thread; `shutdown` ends it. Raises UserError if the port is taken."""
-    from envs.server.client import Client, ServerGoneError
+    from envs.server import Client, ServerGoneError
     from jaxllm.errors import UserError
 
     class Page(http.server.BaseHTTPRequestHandler):

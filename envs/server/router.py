@@ -16,7 +16,7 @@ import zmq
 
 from envs.server import arena, auth, wire
 from envs.server.sessions import CRASHES, OK, Sessions
-from envs.server.supervise import Pool
+from envs.server.supervise import Pool, Process
 from envs.server.table import Client, Pending, Request, Session
 
 MESSAGES = 64  # taken from a socket before the others have their turn
@@ -46,7 +46,10 @@ class Router(Sessions):
         self._token = auth.split(token)[0]
         self._boot = BOOT.read_text().strip() if BOOT.exists() else ""
         self._context = zmq.Context()
-        self._front = self._socket(zmq.ROUTER)
+        self._front = self._context.socket(zmq.ROUTER)
+        self._front.linger = 0
+        self._front.set_hwm(HIGH_WATER)
+        self._front.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._front.setsockopt(zmq.MAXMSGSIZE, wire.HARD_LIMIT)
         self._front.setsockopt(zmq.HEARTBEAT_IVL, 5000)
@@ -54,22 +57,10 @@ class Router(Sessions):
         if secret_key:
             self._front.setsockopt(zmq.CURVE_SERVER, 1)
             self._front.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
-        self._work = self._socket(zmq.ROUTER)
-        self._done = self._socket(zmq.PULL)
         self._front.bind(bind)
         self.address = self._front.get_string(zmq.LAST_ENDPOINT)
-        self._work.bind(f"ipc://{folder}/steps")
-        self._done.bind(f"ipc://{folder}/done")
         self._replies: dict[Client, None] = {}  # clients to whom something is to be sent
         self._stopping = False
-
-    def _socket(self, kind: int) -> zmq.Socket:
-        socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.set_hwm(HIGH_WATER)
-        if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        return socket
 
     def stop(self) -> None:
         """Lets `run` return; may be called from a signal handler."""
@@ -78,13 +69,8 @@ class Router(Sessions):
     def run(self, liveness: int | None = None) -> None:
         """Serves until `stop`, or until the descriptor `liveness` is readable: its other end is closed."""
         poller = zmq.Poller()
-        for source in (
-            self._done,
-            self._front,
-            self._work,
-            self.pool.epoll.fileno(),
-            *([] if liveness is None else [liveness]),
-        ):
+        workers = self.pool.epoll.fileno()
+        for source in (self._front, workers, *([] if liveness is None else [liveness])):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
@@ -92,15 +78,17 @@ class Router(Sessions):
             ready = dict(poller.poll(int(wait * 1e3) + 1))
             if liveness is not None and liveness in ready:
                 return
-            if self._done in ready:
-                self._drain(self._done, self._on_done)
-            if self._front in ready:
-                self._drain(self._front, self._on_client)
-            if self._work in ready:
-                self._drain(self._work, self._on_ready)
-            if self.pool.epoll.fileno() in ready:
-                for process in self.pool.events():
+            if workers in ready:
+                talking, dead = self.pool.events()
+                for process in talking:
+                    self._hear(process)
+                for process in dead:
+                    while not process.link.ended and self._hear(process):
+                        pass
+                    process.link.close()
                     self._on_death(process)
+            if self._front in ready:
+                self._take_in()
             now = time.monotonic()
             if now >= self._next_look:
                 self._look_at_deadlines(now)
@@ -115,13 +103,12 @@ class Router(Sessions):
         for path in arena.ROOT.glob(self.prefix + "*"):
             path.unlink(missing_ok=True)
 
-    def _drain(self, socket: zmq.Socket, handle: Callable[[list[zmq.Frame]], None]) -> None:
-        for _ in range(MESSAGES):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            handle(frames)
+    def _take_in(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(MESSAGES):
+                self._on_client(self._front.recv_multipart(zmq.NOBLOCK, copy=False))
+                if not int(self._front.getsockopt(zmq.EVENTS)) & _READABLE:
+                    return  # in a tenth of the time that the exception takes
 
     # Clients.
 
@@ -291,19 +278,24 @@ class Router(Sessions):
 
     # Workers.
 
-    def _on_ready(self, frames: list[zmq.Frame]) -> None:
-        _, number, _ = wire.unpack(frames[1].buffer)
-        process = self.pool.processes.get(number)
-        if process is not None:
+    def _hear(self, process: Process) -> int:
+        """Takes in what a worker sent; returns how many messages."""
+        messages = process.link.receive()
+        for head, *frames in messages:
+            records = wire.unpack(head)
+            if records is not None:
+                self._on_done(process, records, frames)
+                continue
             process.ready = True
-            self._work_for.setdefault(number, []).extend(process.queue)
+            self._work_for.setdefault(process.number, []).extend(process.queue)
             process.queue = []
+        if process.link.ended:
+            self.pool.deaf(process)
+        return len(messages)
 
-    def _on_done(self, frames: list[zmq.Frame]) -> None:
-        number, records = wire.unpack(frames[0].buffer)
+    def _on_done(self, process: Process, records: list[list[Any]], frames: list[bytes]) -> None:
         now = time.monotonic()
-        at = 1
-        steps = 0
+        at = steps = 0
         sessions, latencies = self._sessions, self.figures.latencies["step"]
         for record in records:
             key, step, status, _, result, buffers, slot, _ = record
@@ -333,9 +325,7 @@ class Router(Sessions):
             elif key in self._closing:
                 del self._closing[key]
             elif key in self._lookups:
-                process = self.pool.processes.get(number)
-                if process is not None:
-                    process.keys.discard(key)
+                process.keys.discard(key)
                 self._described(key, status, record[4])
             else:
                 self.figures.late += 1
@@ -375,8 +365,7 @@ class Router(Sessions):
                 continue
             head = wire.pack({"heavy": process.alone, "arenas": process.arenas, "items": items})
             process.arenas = []
-            with contextlib.suppress(zmq.ZMQError):  # it is dying; its end is told by its pidfd
-                self._work.send_multipart([str(number).encode(), head], zmq.NOBLOCK)
+            self.pool.send(process, head)
         self._work_for.clear()
 
     def _send_front(self, identity: bytes, kind: str, fields: Mapping[str, Any], frames: list[Any] | None = None) -> None:
@@ -386,4 +375,5 @@ class Router(Sessions):
             self.figures.errors["UNDELIVERED"] += 1  # gone, or not reading: it asks again if it lives
 
 
+_READABLE = int(zmq.POLLIN)
 _ITEM = [{int}, {int}, {str}, {bytes}, {int}]  # types of the parts of items

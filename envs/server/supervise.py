@@ -9,6 +9,7 @@ import dataclasses
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from envs.server.link import Link
 
 GRACE = 2.0  # seconds from SIGTERM to SIGKILL
 BACK_OFF = 0.1  # seconds until the second restart; then twice as long each time
@@ -43,6 +46,7 @@ class Process:
     number: int
     popen: subprocess.Popen
     pidfd: int
+    link: Link
     lane: Lane | None = None  # None: nothing but `describe` so far
     ready: bool = False
     queue: list[Any] = dataclasses.field(default_factory=list)  # items until it is ready
@@ -154,11 +158,13 @@ class Pool:
         now_file.write_bytes(bytes(NOW_BYTES))
         temporary = self._folder / f"tmp-{self._next}"  # of its sessions, profiles ...: removed with it, however it ends
         temporary.mkdir(mode=0o700)
+        ours, its = socket.socketpair()
         popen = subprocess.Popen(
             [
                 sys.executable, "-m", "envs.server.worker",
-                str(self._folder), str(self._next), str(os.getpid()), "crc" if self._crc else "",
+                str(self._folder), str(self._next), str(its.fileno()), str(os.getpid()), "crc" if self._crc else "",
             ],
+            pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -169,11 +175,13 @@ class Pool:
                 "TMPDIR": str(temporary),
             },
         )  # fmt: skip
+        its.close()
+        ours.setblocking(False)
         assert popen.stdout is not None
         os.set_blocking(popen.stdout.fileno(), False)
-        process = Process(self._next, popen, os.pidfd_open(popen.pid), lane)
+        process = Process(self._next, popen, os.pidfd_open(popen.pid), Link(ours), lane)
         self.processes[process.number] = process
-        for descriptor in (process.pidfd, popen.stdout.fileno()):
+        for descriptor in (process.pidfd, process.link.fileno(), popen.stdout.fileno()):
             self._files[descriptor] = process
             self.epoll.register(descriptor, select.EPOLLIN)
         self._guard(f"+{popen.pid}")
@@ -204,18 +212,33 @@ class Pool:
                 f"the last was worker {process.number}"
             )
 
-    def events(self) -> list[Process]:
-        """Takes in what the workers print and which of them died; returns the dead, reaped."""
-        dead = []
-        for descriptor, _ in self.epoll.poll(0):
+    def events(self) -> tuple[list[Process], list[Process]]:
+        """Takes in what the workers print; returns those that sent something, and the dead, reaped, with an open link."""
+        talking, dead = [], []
+        for descriptor, event in self.epoll.poll(0):
             process = self._files[descriptor]
             if descriptor == process.pidfd:
                 dead.append(process)
-            else:
+            elif descriptor != process.link.fileno():
                 self._read(process, descriptor)
+            else:
+                if event & select.EPOLLOUT and process.link.flush():
+                    self.epoll.modify(descriptor, select.EPOLLIN)
+                if event & ~select.EPOLLOUT:
+                    talking.append(process)
         for process in dead:
             self._reap(process)
-        return dead
+        return talking, dead
+
+    def send(self, process: Process, head: bytes) -> None:
+        """Sends a message to a worker, now or as soon as it takes it."""
+        if not process.link.send([head]):
+            self.epoll.modify(process.link.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def deaf(self, process: Process) -> None:
+        """Looks no longer at a link whose other end is closed."""
+        if self._files.pop(process.link.fileno(), None) is not None:
+            self.epoll.unregister(process.link.fileno())
 
     def _read(self, process: Process, descriptor: int) -> bool:
         try:
@@ -243,7 +266,7 @@ class Pool:
         for _ in range(64):
             if descriptor not in self._files or not self._read(process, descriptor):
                 break
-        for number in (process.pidfd, descriptor):
+        for number in (process.pidfd, process.link.fileno(), descriptor):
             if number in self._files:
                 self.epoll.unregister(number)
                 del self._files[number]
@@ -279,7 +302,8 @@ class Pool:
         while self.processes:
             self.tick(time.monotonic())
             self.epoll.poll(0.02)
-            self.events()
+            for process in self.events()[1]:
+                process.link.close()
         self.epoll.close()
 
 

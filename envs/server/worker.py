@@ -15,6 +15,7 @@ import dataclasses
 import mmap
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zmq
 
 from envs import registry
 from envs.api import Env, EnvSpec, Invalid, LostError, Obs, StepResult
 from envs.server import checks, wire
 from envs.server.arena import Slots
 from envs.server.checks import BadObservationError, Shapes
+from envs.server.link import Link
 from jaxllm.errors import UserError
 
 SLOW = 0.002  # seconds that an operation usually takes from which on the session is given a thread of its own
@@ -77,13 +78,11 @@ class Session:
 class Worker:
     """The sessions of this process, and the threads that step them."""
 
-    def __init__(self, folder: str, number: int, crc: bool = False):
-        self.number, self.crc = number, crc
+    def __init__(self, folder: str, number: int, end: socket.socket, crc: bool = False):
+        self.crc = crc
         self.sessions: dict[int, Session] = {}
         self.heavy = True  # nobody else takes the lead: until light sessions come
-        self._context = zmq.Context()
-        self._inbox = self._socket(zmq.DEALER, f"ipc://{folder}/steps", str(number).encode())
-        self._outbox = self._socket(zmq.PUSH, f"ipc://{folder}/done")
+        self._link = Link(end)
         self._sending = threading.Lock()
         self._queue: deque[list[Any]] = deque()
         self._results: deque[tuple[list[Any], list[np.ndarray]]] = deque()  # not sent yet
@@ -98,18 +97,10 @@ class Worker:
         with (Path(folder) / f"now-{number}").open("r+b") as file:
             self._now = memoryview(mmap.mmap(file.fileno(), 8 * THREADS)).cast("q")
 
-    def _socket(self, kind: int, address: str, identity: bytes | None = None) -> zmq.Socket:
-        socket = self._context.socket(kind)
-        socket.linger = 500
-        if identity:
-            socket.routing_id = identity
-        socket.connect(address)
-        return socket
-
     def run(self) -> None:
         """Works until `Stop` comes as a signal."""
         threading.Thread(target=self._watch, daemon=True).start()
-        self._inbox.send(wire.pack(["ready", self.number, os.getpid()]))
+        self._link.send([wire.pack(None)])  # ready
         self._work(0)
 
     # Who leads.
@@ -166,13 +157,16 @@ class Worker:
     # Work.
 
     def _receive(self) -> None:
-        head = wire.unpack(self._inbox.recv())
-        self.heavy = head["heavy"]
-        for key, *room in head["arenas"]:
-            if session := self.sessions.get(key):
-                with contextlib.suppress(OSError):
-                    session.slots = Slots(*room, writable=True)
-        self._queue.extend(head["items"])
+        for (data,) in self._link.receive():
+            head = wire.unpack(data)
+            self.heavy = head["heavy"]
+            for key, *room in head["arenas"]:
+                if session := self.sessions.get(key):
+                    with contextlib.suppress(OSError):
+                        session.slots = Slots(*room, writable=True)
+            self._queue.extend(head["items"])
+        if self._link.ended:
+            threading.Event().wait()  # the router is gone: the signal of its death is on the way
 
     def _batch(self, place: int, mine: int) -> None:
         """Works on the queue while it has the lead; sends results as they come, several at a time where they come fast."""
@@ -223,8 +217,7 @@ class Worker:
                 records.append(record)
                 frames += buffers
             if records:
-                head = wire.pack([self.number, records])
-                self._outbox.send_multipart([head, *frames])  # copied: an environment may write to its arrays again
+                self._link.send([wire.pack(records), *frames])
 
     def _do(self, item: list[Any], session: Session | None) -> tuple[list[Any], list[np.ndarray]]:
         """One operation, isolated: whatever goes wrong in it concerns this session alone."""
@@ -331,7 +324,7 @@ def _nbytes(buffers: list[np.ndarray]) -> int:
     return sum(buffer.nbytes for buffer in buffers)
 
 
-def main(folder: str, number: str, parent: str, crc: str) -> None:
+def main(folder: str, number: str, descriptor: str, parent: str, crc: str) -> None:
     """Runs until the router ends it, or is gone."""
 
     def stop(*_: Any) -> None:
@@ -343,10 +336,11 @@ def main(folder: str, number: str, parent: str, crc: str) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         return
+    os.set_inheritable(int(descriptor), False)
     worker = None
     code = 1
     try:
-        worker = Worker(folder, int(number), crc=crc == "crc")
+        worker = Worker(folder, int(number), socket.socket(fileno=int(descriptor)), crc == "crc")
         worker.run()
     except Stop:
         # Whatever an environment is in the midst of ends with the process.

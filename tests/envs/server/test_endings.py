@@ -105,8 +105,7 @@ def test_what_a_killed_worker_had_on_disk_goes_and_then_what_the_router_had(temp
         assert [pid for pid in inside if "sleep" in command(pid)]
         groups = [path for pid in workers for path in control_groups(pid)]
         os.kill(workers[0], signal.SIGKILL)
-        until(lambda: not first.exists() and not any(map(lives, inside)))
-        assert not first.parent.exists()
+        until(lambda: not first.parent.exists() and not any(map(lives, inside)))
         assert client.step(sessions[1], Action("execute_bash", {"command": "true"})).status in ("OK", "LOST")
         inside = {pid for worker in workers for pid in descendants(worker)}
         assert inside

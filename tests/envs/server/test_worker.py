@@ -1,6 +1,6 @@
 """Who leads in a worker, and what holds up nobody; without a router."""
 
-import queue
+import socket
 import threading
 
 import pytest
@@ -8,30 +8,31 @@ from server_help import PATIENCE, do, move
 
 from envs import Action
 from envs.server import wire
+from envs.server.link import Link
 from envs.server.worker import SLOW, Worker
 
 RESET = wire.pack_reset(None, 0)
 
 
 class Ends:
-    """Stands in for a worker's sockets."""
+    """Stands in for a router."""
 
-    def __init__(self):
-        self.inbox: queue.Queue = queue.Queue()
-        self.outbox: queue.Queue = queue.Queue()
-
-    def recv(self) -> bytes:
-        return self.inbox.get()
-
-    def send_multipart(self, frames) -> None:
-        for record in wire.unpack(frames[0])[1]:
-            self.outbox.put(record)
+    def __init__(self, folder):
+        ours, its = socket.socketpair()
+        ours.settimeout(PATIENCE)
+        self.link = Link(ours)
+        self.records: list[list] = []
+        self.worker = Worker(str(folder), 1, its)
 
     def give(self, *items) -> None:
-        self.inbox.put(wire.pack({"heavy": False, "arenas": [], "items": [list(item) for item in items]}))
+        self.link.send([wire.pack({"heavy": False, "arenas": [], "items": [list(item) for item in items]})])
 
     def take(self) -> list:
-        return self.outbox.get(timeout=PATIENCE)
+        while not self.records:
+            for (head,) in self.link.receive():
+                self.records += wire.unpack(head)
+            assert not self.link.ended, "no answer"
+        return self.records.pop(0)
 
     def ask(self, key: int, step: int, op: str, payload: bytes) -> list:
         self.give((key, step, op, payload, -1))
@@ -41,18 +42,14 @@ class Ends:
 
 
 @pytest.fixture
-def ends(tmp_path, monkeypatch):
+def ends(tmp_path):
     (tmp_path / "now-1").write_bytes(bytes(512))
-    worker = Worker(str(tmp_path), 1)
-    ends = Ends()
-    monkeypatch.setattr(worker, "_inbox", ends)
-    monkeypatch.setattr(worker, "_outbox", ends)
+    ends = Ends(tmp_path)
     # `_work` without `_watch`: nobody takes the lead from a session that turns out to be slow, so it has to be known.
-    threading.Thread(target=worker._work, args=(0,), daemon=True).start()
+    threading.Thread(target=ends.worker._work, args=(0,), daemon=True).start()
     for key in (1, 2):
         ends.ask(key, 0, "create", wire.pack(["server_envs:Walk", {"max_steps": 1000}]))
         ends.ask(key, 1, "reset", RESET)
-    ends.worker = worker
     return ends
 
 
