@@ -4,14 +4,14 @@
 
 turns: SmolLM2 plays 10 turns, its context grows from 660 to 1,000 tokens, in float32, with caches that stay in their slots; the
 same with caches dropped after each turn; and transformers' `generate` on the same weights and token counts, for each turn anew
-and with its own cache kept. Rounds alternate, after one of ours that is not measured; rates are sampled tokens a second of the
-whole round.
+and with its own cache kept. Rates are sampled tokens a second of the whole round.
 slots: 16 slots of SmolLM2 answer with uneven lengths, refilled as they end, against the same number of tokens in answers of one
 length that begin and end together.
 host: what a decode step of a tiny model takes beyond the compiled loop itself.
 compiles: programs compiled in 100 iterations of uneven play with new weights after each, once warmed up.
 
-Without the `peers` extra there is no transformers side. The last line is JSON: ratios and their targets.
+Rounds of all sides alternate; what is compiled is warmed up before. Without the `peers` extra there is no transformers side.
+The last line is JSON: ratios and their targets.
 """
 
 import argparse
@@ -31,7 +31,8 @@ TURNS, SESSIONS = 10, 4
 OPENING, OBSERVED, ANSWER = 640, 20, 16  # tokens: before the first turn, and of each turn
 SLOTS, PROMPT, MEAN = 16, 32, 48
 TARGETS = {"turns": 3.0, "slots": 0.8, "host_ms": 0.5, "compiles": 0}
-Rows = dict[str, list[float]]
+Times = tuple[float, float]  # seconds of the wall clock, and of all cores together
+Rows = dict[str, list[Times]]
 
 
 def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
@@ -47,10 +48,10 @@ def finish(machine: Any) -> list[Any]:
     return found
 
 
-def turns_of_ours(machine: Any, seen: list[list[list[int]]], *, resident: bool) -> float:
-    """Seconds for all turns of all sessions. Without resident caches a session's whole context is read for each turn."""
-    start, streams = time.perf_counter(), [[] for _ in range(SESSIONS)]
-    for turn in range(TURNS):
+def turns_of_ours(machine: Any, seen: list[list[list[int]]], *, resident: bool) -> None:
+    """All turns of all sessions. Without resident caches a session's whole context is read for each turn."""
+    streams: list[list[int]] = [[] for _ in range(SESSIONS)]
+    for turn in range(len(seen)):
         for k in range(SESSIONS):
             streams[k] += seen[turn][k]
             key = k if resident else (k, turn)
@@ -62,24 +63,21 @@ def turns_of_ours(machine: Any, seen: list[list[list[int]]], *, resident: bool) 
     if resident:
         for k in range(SESSIONS):
             machine.release(k)
-    return time.perf_counter() - start
 
 
-def turns_of_transformers(peer: Any, seen: list[list[list[int]]], *, resident: bool) -> float:
+def turns_of_transformers(peer: Any, seen: list[list[list[int]]], *, resident: bool) -> None:
     """The same with ``generate``, sampling at temperature 1."""
     import torch
     from transformers import DynamicCache
 
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "pad_token_id": 0}
-    start = time.perf_counter()
     stream = torch.zeros((SESSIONS, 0), dtype=torch.long)
     cache = DynamicCache(config=peer.config) if resident else None
     with torch.inference_mode():
-        for turn in range(TURNS):
+        for turn in range(len(seen)):
             stream = torch.cat([stream, torch.tensor(seen[turn])], dim=1)
             kept = {"past_key_values": cache} if resident else {}
             stream = peer.generate(stream, attention_mask=torch.ones_like(stream), **options, **kept)
-    return time.perf_counter() - start
 
 
 def load_peer(folder: Any) -> Any:
@@ -94,11 +92,14 @@ def load_peer(folder: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> Rows:
-    """Seconds of each side in alternating rounds, after one that is not counted; what compiles nothing needs none."""
-    for name, side in sides.items():
-        if not name.startswith("transformers"):
-            side()
+def timed(side: Callable[[], Any]) -> Times:
+    start, cpu = time.perf_counter(), time.process_time()
+    side()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def alternate(sides: dict[str, Callable[[], Times]], rounds: int) -> Rows:
+    """Times of each side in alternating rounds."""
     found: Rows = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -106,12 +107,24 @@ def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> Rows:
     return found
 
 
-def report(rows: Rows, tokens: int) -> dict[str, float]:
-    """Prints medians with the lowest and highest, and returns tokens a second."""
-    for name, taken in rows.items():
-        middle = statistics.median(taken)
-        print(f"  {name:36}{middle:8.2f} s ({min(taken):.2f} to {max(taken):.2f}) {tokens / middle:8.1f} tokens/s")
-    return {name: tokens / statistics.median(taken) for name, taken in rows.items()}
+def middle(times: list[Times]) -> Times:
+    """Medians."""
+    wall, cpu = zip(*times, strict=True)
+    return statistics.median(wall), statistics.median(cpu)
+
+
+def report(rows: Rows, tokens: int) -> dict[str, Times]:
+    """Prints medians with the lowest and highest, and returns the medians."""
+    for name, times in rows.items():
+        (wall, cpu), walls = middle(times), [wall for wall, _ in times]
+        spread = f"({min(walls):.2f} to {max(walls):.2f})"
+        print(f"  {name:30}{wall:8.2f} s {spread:20}{cpu:8.2f} s of the cores {tokens / wall:8.1f} tokens/s")
+    return {name: middle(times) for name, times in rows.items()}
+
+
+def over(name: str, other: Times, mine: Times) -> dict[str, float]:
+    """How many times as fast mine is; by the cores' time as well, which others on the machine disturb less."""
+    return {name: other[0] / mine[0], f"{name}, by cores": other[1] / mine[1]}
 
 
 def turns(rounds: int) -> dict[str, float]:
@@ -123,16 +136,22 @@ def turns(rounds: int) -> dict[str, float]:
     machine = Engine(load.load_params(checkpoint, dtype="float32"), checkpoint.config, slots=SESSIONS, context=1024)
     seen = [prompts(SESSIONS, OBSERVED + (0 if turn else OPENING), turn) for turn in range(TURNS)]
     sides = {
-        "resident caches": lambda: turns_of_ours(machine, seen, resident=True),
-        "each turn anew": lambda: turns_of_ours(machine, seen, resident=False),
+        "resident caches": lambda: timed(lambda: turns_of_ours(machine, seen, resident=True)),
+        "each turn anew": lambda: timed(lambda: turns_of_ours(machine, seen, resident=False)),
     }
+    ends = [seen[0], prompts(SESSIONS, OBSERVED + (TURNS - 2) * (OBSERVED + ANSWER))]  # all programs, in two turns
+    turns_of_ours(machine, ends, resident=True)
+    turns_of_ours(machine, ends, resident=False)
+    turns_of_ours(machine, seen[:2], resident=True)
     if (peer := load_peer(folder)) is not None:
-        sides["transformers, each turn anew"] = lambda: turns_of_transformers(peer, seen, resident=False)
-        sides["transformers, cache kept"] = lambda: turns_of_transformers(peer, seen, resident=True)
+        sides["transformers, each turn anew"] = lambda: timed(lambda: turns_of_transformers(peer, seen, resident=False))
+        sides["transformers, cache kept"] = lambda: timed(lambda: turns_of_transformers(peer, seen, resident=True))
     print(f"turns: {SESSIONS} sessions, {OPENING} tokens and {TURNS} turns of {OBSERVED} observed, {ANSWER} sampled, float32")
-    rate = report(alternate(sides, rounds), SESSIONS * TURNS * ANSWER)
-    mine = rate["resident caches"]
-    return {f"turns over {name}": mine / other for name, other in rate.items() if name != "resident caches"}
+    taken = report(alternate(sides, rounds), SESSIONS * TURNS * ANSWER)
+    mine, found = taken.pop("resident caches"), {}
+    for name, other in taken.items():
+        found |= over(f"turns over {name}", other, mine)
+    return found
 
 
 def slots(rounds: int) -> dict[str, float]:
@@ -152,13 +171,14 @@ def slots(rounds: int) -> dict[str, float]:
         f"slots: {SLOTS} slots, {PROMPT} tokens read and {MEAN} sampled on average"
         f" (5 to 95 %: {np.percentile(uneven, 5):.0f} to {np.percentile(uneven, 95):.0f})"
     )
-    rate = report(alternate(sides, rounds), enough)
-    return {"slots": rate["uneven lengths"] / rate["one length, all in step"]}
+    alternate(sides, 1)
+    taken = report(alternate(sides, rounds), enough)
+    return over("slots", taken["one length, all in step"], taken["uneven lengths"])
 
 
-def play(machine: Any, lengths: Iterator[int], enough: int) -> float:
-    """Seconds for each ``enough`` tokens sampled while a new answer begins in every slot that is free."""
-    start, live, sampled = time.perf_counter(), set(), 0
+def play(machine: Any, lengths: Iterator[int], enough: int) -> Times:
+    """Times for ``enough`` tokens, sampled while a new answer begins in every slot that is free."""
+    start, cpu, live, sampled = time.perf_counter(), time.process_time(), set(), 0
     while True:
         while machine.free:
             number = len(live) + sampled
@@ -172,10 +192,11 @@ def play(machine: Any, lengths: Iterator[int], enough: int) -> float:
         under_way = sum(machine.context - machine.room(key) - PROMPT for key in live)
         if sampled + under_way >= enough:
             break
-    taken = time.perf_counter() - start
+    taken = time.perf_counter() - start, time.process_time() - cpu
     for key in live:
         machine.release(key)
-    return taken * enough / (sampled + under_way)
+    share = enough / (sampled + under_way)
+    return taken[0] * share, taken[1] * share
 
 
 def tiny() -> tuple[Any, Any]:
@@ -194,22 +215,22 @@ def host(rounds: int) -> dict[str, float]:
 
     weights, cfg = tiny()
 
-    def seconds(steps: int, tokens: int = 192) -> float:
-        """Of all steps of 16 answers of ``tokens``, without the reading."""
+    def seconds(steps: int, tokens: int = 192) -> Times:
+        """Of a step, over all steps of 16 answers of ``tokens``, without the reading."""
         machine = machines[steps]
         for key in range(SLOTS):
             machine.submit(key, [1], max_tokens=tokens)
         machine.advance()
-        start = time.perf_counter()
-        finish(machine)
-        taken = time.perf_counter() - start
+        wall, cpu = timed(lambda: finish(machine))
         for key in range(SLOTS):
             machine.release(key)
-        return taken / (tokens - steps)
+        return wall / (tokens - steps), cpu / (tokens - steps)
 
     machines = {steps: Engine(weights, cfg, slots=SLOTS, context=256, steps=steps) for steps in (1, 16, 48, 96)}
-    rows = alternate({f"{steps}": lambda steps=steps: seconds(steps) for steps in machines}, 5 * rounds)
-    step = {steps: statistics.median(rows[f"{steps}"]) for steps in machines}
+    sides = {f"{steps}": lambda steps=steps: seconds(steps) for steps in machines}
+    alternate(sides, 1)
+    rows = alternate(sides, 5 * rounds)
+    step = {steps: middle(rows[f"{steps}"])[0] for steps in machines}
     # wall(n) = device + call / n, of which two lengths give the device's part.
     device = (96 * step[96] - 48 * step[48]) / 48
     print("host: milliseconds of a decode step, 16 slots of the tiny model")

@@ -9,7 +9,7 @@ from jaxllm import generate, params
 from jaxllm.clamp import NeuronClamp, make_clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from rl import policy
+from rl import engine, offpolicy, policy, slots
 from rl.engine import Engine
 
 CFG = Config(
@@ -49,9 +49,13 @@ def answers(machine):
     return found
 
 
+compiled = jax.jit(policy.logprobs, static_argnames=("cfg", "temperature"))
+
+
 def score(weights, ids, temperature=1.0):
     """Log-probabilities of a whole session, by the trainer's function."""
-    return np.asarray(policy.logprobs(weights, CFG, jnp.asarray([ids]), temperature=temperature)[0][0])
+    padded = jnp.asarray([*ids, *[0] * (64 - len(ids))])[None]
+    return np.asarray(compiled(weights, CFG, padded, temperature=temperature)[0][0])[: len(ids)]
 
 
 def test_greedy_answers_equal_plain_generation(weights):
@@ -99,6 +103,66 @@ def test_draws_depend_on_the_session_alone(weights):
     other = make(weights, seed=6)
     other.submit("x", [1, 2], max_tokens=12)
     assert answers(other)["x"].ids != expected.ids
+    alone.submit(("x", 1), [1, 2], max_tokens=12)  # another segment of an episode draws anew
+    assert answers(alone)["x", 1].ids != expected.ids
+
+
+@pytest.mark.parametrize("V", [256, 200])
+def test_draws_follow_the_distribution(V):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=V) * 2).at[130].set(-jnp.inf)
+    count = 20_000
+    rows, keys = jnp.broadcast_to(logits, (count, V)), jax.random.split(jax.random.key(0), count)
+    token, logp = jax.jit(slots.draw)(rows, keys, jnp.arange(count), jnp.full(count, 0.7))
+    expected = np.asarray(jax.nn.log_softmax(logits / 0.7))
+    np.testing.assert_allclose(logp, expected[token], atol=1e-5)
+    seen, mean = np.bincount(token, minlength=V), count * np.exp(expected)
+    assert seen[130] == 0
+    often = mean > 5
+    # Pearson's sum over tokens is about their number, with a deviation of the square root of twice that.
+    assert abs(((seen - mean) ** 2 / np.maximum(mean, 1e-9))[often].sum() - often.sum()) < 5 * np.sqrt(2 * often.sum())
+    best, logp = slots.draw(rows[:2], keys[:2], jnp.arange(2), jnp.zeros(2))
+    assert best.tolist() == [int(logits.argmax())] * 2
+    np.testing.assert_allclose(logp, jax.nn.log_softmax(logits).max(), rtol=1e-5)  # at temperature 1
+
+
+def test_long_contexts_are_read_in_pieces_and_looked_at_in_part(weights, monkeypatch):
+    for name, value in (("FEED", 16), ("SMALLEST_SPLIT", 8), ("SMALLEST_SPAN", 16)):
+        monkeypatch.setattr(engine, name, value)
+    machine = make(weights, temperature=0.0)
+    prompts = {"short": [1, 2, 3], "long": list(range(5, 45))}
+    for key, prompt in prompts.items():
+        machine.submit(key, prompt, max_tokens=12)
+    found = answers(machine)
+    more = list(range(20, 24))
+    machine.submit("short", more, max_tokens=12)  # it grows out of the span that it began with
+    again = answers(machine)["short"]
+    for key, prompt in prompts.items():
+        (expected,) = generate.generate(weights, CFG, [prompt], max_tokens=12)
+        assert list(found[key].ids) == expected
+    (expected,) = generate.generate(weights, CFG, [[1, 2, 3, *found["short"].ids, *more]], max_tokens=12)
+    assert list(again.ids) == expected
+
+
+def test_a_sampler_with_one_wrong_weight_is_noticed(weights):
+    wrong = jax.tree.map(lambda leaf: leaf, weights)
+    wrong["layers"][1]["mlp"]["up_proj"]["weight"] = wrong["layers"][1]["mlp"]["up_proj"]["weight"].at[3].mul(-3)
+    sizes = []
+    for sampler in (weights, wrong):
+        machine = make(sampler)
+        machine.submit("s", [1, 2, 3], max_tokens=12)
+        done = answers(machine)["s"]
+        mine = jnp.asarray(score(weights, [1, 2, 3, *done.ids])[3:])[None]
+        apart = offpolicy.mismatch(mine, jnp.asarray(done.logp)[None], jnp.ones(mine.shape, bool))
+        sizes.append(float(apart.abs_dlogp_max))
+    assert sizes[0] < 1e-4 < 1e-2 < sizes[1]
+
+
+def test_in_bfloat16_sampler_and_trainer_stay_close(weights):
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
+    machine = make(half)
+    machine.submit("s", [1, 2, 3], max_tokens=12)
+    done = answers(machine)["s"]
+    assert np.abs(score(half, [1, 2, 3, *done.ids])[3:] - done.logp).mean() < 0.05
 
 
 def test_a_freed_slot_remembers_nothing(weights):
@@ -173,13 +237,13 @@ def test_clamps_act_on_their_session_alone(weights):
 
 
 def test_nothing_is_compiled_after_warm_up(weights):
-    machine = make(weights, seed=1)
+    machine = make(weights, seed=1, context=32)
     rng = np.random.default_rng(0)
 
     def play(rounds):
         for i in range(rounds):
             for key in range(4):
-                if machine.room((i // 4, key)) > 30:
+                if machine.room((i // 4, key)) > 14:
                     ids = rng.integers(0, 64, rng.integers(1, 9)).tolist()
                     machine.submit((i // 4, key), ids, max_tokens=int(rng.integers(1, 6)))
             answers(machine)
