@@ -26,8 +26,9 @@ def placements(tree: Any, cfg: Config, mesh: Mesh | None) -> Any:
         spec = specs.get(keys[1:] if keys[:1] == ("trunk",) else keys)
         if spec is None or spec.shape != leaf.shape:
             return NamedSharding(mesh, PartitionSpec())
-        axes = list(sharding.spec_for(spec.axes, spec.shape, mesh, cfg))
-        while axes and axes[-1] is None:  # as the compiler writes it: what comes out of a step equals what went in
+        # As the compiler writes it, so that what comes out of a step equals what went in and nothing is compiled twice.
+        axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in sharding.spec_for(spec.axes, spec.shape, mesh, cfg)]
+        while axes and axes[-1] is None:
             axes.pop()
         return NamedSharding(mesh, PartitionSpec(*axes))
 
