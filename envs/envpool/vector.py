@@ -276,7 +276,7 @@ class EnvPoolVector:
             return False
         if found.shape:
             return bool(((actions >= found.low) & (actions <= found.high)).all())
-        return bool(len(actions) and actions.min() >= found.low and actions.max() <= found.high)
+        return bool(len(actions) and np.minimum.reduce(actions) >= found.low and np.maximum.reduce(actions) <= found.high)
 
     def _action(self, action: Any) -> np.ndarray | Invalid:
         if isinstance(action, Invalid):
@@ -384,7 +384,7 @@ class EnvPoolVector:
     def _ids(self, group: _Group, info: Any) -> np.ndarray:
         """The environments of a pool's answer; `_all` itself where it is all of them in order."""
         ids = info["env_id"]
-        if len(ids) == self.num_envs and np.array_equal(ids, self._all):
+        if len(ids) == self.num_envs and (ids == self._all).all():
             return self._all
         return ids.astype(np.int64) + group.first
 
