@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from jaxllm import cache as kv
@@ -30,7 +31,9 @@ from jaxllm.sharding import constrain
 KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, K, S, C]
 
 FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
-UNROLL = 4  # layers of a scan in one piece
+UNROLL = 4  # layers of a scan in one piece, where no number near it divides their count
+QUERIES, PIECES = 128, 8  # without a cache queries attend in up to so many pieces of at least so many
+ATTENDED = "attended"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +42,10 @@ class Context:
 
     positions: jax.Array  # [B, T] int32, of each token in its row's text (B may be 1)
     rotation: tuple[jax.Array, jax.Array]  # cosines and sines, each [B, T, C/2] float32 (B may be 1)
-    mask: jax.Array  # [B, 1, T, S] bool, the keys that each query may read (B may be 1)
+    mask: jax.Array | None  # [B, 1, T, S] bool, the keys in a cache that each query may read; None without one
     at: jax.Array | None  # [B, T] int32, the slots of the cache to write; None without a cache
     mesh: Mesh | None  # splits the activations; None on one device
+    segments: jax.Array | None = None  # [B, T] int32, the text of each token; None where a row is one text
     clamp: clamps.Acting | None = None  # what to change in the MLPs; None for nothing
     record: Neurons | None = None  # what to read in the MLPs; None for nothing
 
@@ -127,7 +131,8 @@ class Attention(nnx.Module):
         else:
             k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         with jax.named_scope("attend"):
-            out = split(_attend(q, k, v, ctx.mask), "batch", "length", "heads", None)
+            out = _causal(q, k, v, ctx.segments) if ctx.mask is None else _attend(q, k, v, ctx.mask)
+            out = checkpoint_name(split(out, "batch", "length", "heads", None), ATTENDED)
         with jax.named_scope("o_proj"):
             return self.o_proj(out.reshape(B, T, -1)), held
 
@@ -272,19 +277,18 @@ class Llama(nnx.Module):
         """Angles, mask and slots for T more tokens of each row."""
         steps = jnp.arange(T, dtype=jnp.int32)[None]
         if cache is None:
-            return Context(steps, rope.angles(self.cfg, steps), kv.mask(steps, T), None, mesh)
+            return Context(steps, rope.angles(self.cfg, steps), None, None, mesh)
         positions = cache.lengths[:, None] + steps
         real = jnp.full_like(positions, True, bool) if lengths is None else steps < lengths[:, None]
         at = kv.slots(cache, positions, real)
         return Context(positions, rope.angles(self.cfg, positions), kv.mask(positions, cache.size), at, mesh)
 
     def packed_context(self, segments: jax.Array, mesh: Mesh | None = None) -> Context:
-        """Angles and mask for rows of several texts, ``segments`` [B, T]: each begins at position 0 and reads itself alone."""
+        """Angles for rows of several texts, ``segments`` [B, T]: each begins at position 0 and reads itself alone."""
         steps = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
         begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
         positions = steps - jax.lax.cummax(jnp.where(begins, steps, 0), axis=1)
-        mask = kv.mask(steps, segments.shape[1]) & (segments[:, None, :, None] == segments[:, None, None, :])
-        return Context(positions, rope.angles(self.cfg, positions), mask, None, mesh)
+        return Context(positions, rope.angles(self.cfg, positions), None, None, mesh, segments)
 
 
 def _run(
@@ -305,11 +309,21 @@ def _scan(
         leaves, layer = scanned
         return _run(nnx.merge(definition, leaves), ctx, layer, *carry), None
 
-    return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)), unroll=min(count, UNROLL))[0]
+    # A remainder would be a second loop, for which weights and all that the backward pass keeps are copied.
+    unroll = next((n for n in (UNROLL + 1, UNROLL, UNROLL - 1) if count % n == 0), min(count, UNROLL))
+    return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)), unroll=unroll)[0]
 
 
 def _rematerialised(function: Callable, remat: bool) -> Callable:
-    return jax.checkpoint(function, policy=jax.checkpoint_policies.nothing_saveable) if remat else function
+    """A layer that keeps for its backward pass nothing but its input, or else what matrix products with weights made of it.
+
+    All that lies between the products is cheaper to compute again than to write to memory and read back.
+    """
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(ATTENDED)
+    )
+    return jax.checkpoint(function, policy=policies.nothing_saveable if remat else products)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -320,6 +334,30 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Ar
     scores = jnp.einsum("btkgc,bksc->bkgts", grouped, k, preferred_element_type=jnp.float32) / math.sqrt(C)
     weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1).astype(v.dtype)
     return jnp.einsum("bkgts,bksc->bkgtc", weights, v).transpose(0, 3, 1, 2, 4).reshape(B, T, H, C)
+
+
+def _causal(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
+    """Queries [B, T, H, C] on their own and earlier keys and values [B, K, T, C] of the same text; returns [B, T, H, C].
+
+    Queries go piece by piece, each on the keys up to its end, and in the backward pass again: probabilities exist for one piece
+    at a time, and nearly half of them never.
+    """
+    T = q.shape[1]
+    step = max(QUERIES, -(-T // PIECES))
+
+    def piece(q: jax.Array, k: jax.Array, v: jax.Array, at: jax.Array | None, of: jax.Array | None) -> jax.Array:
+        S = k.shape[2]
+        mask = kv.mask(jnp.arange(S - q.shape[1], S)[None], S)
+        if at is not None and of is not None:
+            mask = mask & (at[:, None, :, None] == of[:, None, None, :])
+        return _attend(q, k, v, mask)
+
+    pieces = []
+    for begin in range(0, T, step):
+        end = min(begin + step, T)
+        texts = (None, None) if segments is None else (segments[:, begin:end], segments[:, :end])
+        pieces.append(jax.checkpoint(piece)(q[:, begin:end], k[:, :, :end], v[:, :, :end], *texts))
+    return jnp.concatenate(pieces, axis=1)
 
 
 @functools.lru_cache
