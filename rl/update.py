@@ -304,9 +304,12 @@ def descend(
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient_of(params, part)), None
 
-    shapes = jax.eval_shape(gradient_of, params, jax.tree.map(lambda x: x[0], parts))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (gradient, metrics), _ = lax.scan(add, zeros, parts)
+    first = jax.tree.map(lambda x: x[0], parts)
+    if count == 1:
+        gradient, metrics = gradient_of(params, first)
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, params, first))
+        (gradient, metrics), _ = lax.scan(add, zeros, parts)
     norm = optax.tree.norm(gradient)
     updates, moved = optimise.update(gradient, opt, params)
     new = optax.apply_updates(params, updates)
