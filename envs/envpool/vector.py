@@ -276,7 +276,9 @@ class EnvPoolVector:
             return False
         if found.shape:
             return bool(((actions >= found.low) & (actions <= found.high)).all())
-        return bool(len(actions) and np.minimum.reduce(actions) >= found.low and np.maximum.reduce(actions) <= found.high)
+        if actions.dtype.kind == "i" and not found.low:  # one look for both bounds: what is negative is large without its sign
+            return bool(len(actions) and np.maximum.reduce(actions.view(f"u{actions.itemsize}")) <= found.high)
+        return bool(len(actions) and actions.min() >= found.low and actions.max() <= found.high)
 
     def _action(self, action: Any) -> np.ndarray | Invalid:
         if isinstance(action, Invalid):
@@ -375,7 +377,7 @@ class EnvPoolVector:
         over = terminated | truncated
         if everyone:
             self._over = over
-            self._ended = bool(over.any())
+            self._ended = bool(np.count_nonzero(over))  # quicker than `any`
         else:
             self._over[ids] = over
             self._ended = bool(self._over.any())
@@ -384,7 +386,7 @@ class EnvPoolVector:
     def _ids(self, group: _Group, info: Any) -> np.ndarray:
         """The environments of a pool's answer; `_all` itself where it is all of them in order."""
         ids = info["env_id"]
-        if len(ids) == self.num_envs and (ids == self._all).all():
+        if len(ids) == self.num_envs and not np.count_nonzero(ids != self._all):
             return self._all
         return ids.astype(np.int64) + group.first
 

@@ -148,6 +148,16 @@ def test_two_sends_to_a_pool_are_not_mixed_up() -> None:
             vector.recv()
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+@pytest.mark.parametrize("wrong", [-1, 4, -128, 127])
+def test_an_array_with_an_action_out_of_bounds_is_looked_at_one_by_one(dtype: type, wrong: int) -> None:
+    with EnvPoolVector("CliffWalking-v1", 3) as vector:  # actions 0 to 3
+        vector.reset()
+        assert vector.step(np.array([0, 3, 1], dtype)).status == ["OK"] * 3
+        assert vector.step(np.array([0, wrong, 1], dtype)).status == ["OK", "PARSE_ERROR", "OK"]
+        assert vector.step(np.array([[0, 9], [wrong, 9], [1, 9]], dtype)[:, 0]).status == ["OK", "PARSE_ERROR", "OK"]
+
+
 def test_groups_answer_one_after_another() -> None:
     with EnvPoolVector("CliffWalking-v1", 5, batch_size=2) as vector:
         assert vector.reset().ids.tolist() == [0, 1, 2, 3, 4]
