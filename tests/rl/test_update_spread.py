@@ -158,7 +158,8 @@ def test_two_processes_do_what_one_does(alone, tmp_path: Path):
     try:
         for child in children:
             out, err = child.communicate(timeout=280)
-            assert (child.returncode, out.split()) == (0, ["equal"]), err
+            assert child.returncode == 0, err
+            assert out.split()[-1] == "equal"  # after what the library of collectives has to say
     finally:
         for child in children:
             child.kill()
