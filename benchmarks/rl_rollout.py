@@ -246,7 +246,7 @@ def compiles(rounds: int) -> dict[str, float]:
     from rl.engine import Engine
 
     weights, cfg = tiny()
-    machine = Engine(weights, cfg, slots=SLOTS, context=512)
+    machine = Engine(weights, cfg, slots=SLOTS, context=128)
     start = time.perf_counter()
     before = machine.warm_up()
     print(f"compiles: {before} programs, {time.perf_counter() - start:.1f} s to warm up")
@@ -255,8 +255,8 @@ def compiles(rounds: int) -> dict[str, float]:
     for iteration in range(100):
         for turn in range(3):
             for key in range(SLOTS):
-                ids = rng.integers(0, cfg.vocab_size, rng.integers(1, 120)).tolist()
-                machine.submit(key, ids, max_tokens=int(rng.integers(1, 24)))
+                ids = rng.integers(0, cfg.vocab_size, rng.integers(1, 30)).tolist()
+                machine.submit(key, ids, max_tokens=int(rng.integers(1, 12)))
             if turn == 1:
                 machine.advance()
                 weights = jax.tree.map(lambda leaf: leaf * 1.0001, weights)
