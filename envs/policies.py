@@ -45,7 +45,7 @@ def noisy(player: Player, spec: EnvSpec, noise: float, seed: int = 0) -> Player:
     """The same player, that acts at random instead with probability ``noise``: the same seed, the same slips."""
     slips, generator = random_policy(spec, seed), random.Random(f"slips {seed}")
 
-    def clumsy(state: Mapping[str, Json], obs: Obs) -> Action | Invalid:
+    def clumsy(state: Mapping[str, Json], obs: Obs) -> Action | Invalid | None:
         return (slips if generator.random() < noise else player)(state, obs)
 
     return clumsy

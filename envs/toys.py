@@ -30,8 +30,8 @@ def make(name: str, **options: Any) -> Env:
     """The environment.
 
     Args:
-      name: ``hilo``: find a number by guesses that are answered by ">" (it is higher) or "<"; ``keys``: read the number in the box
-        that the task names, then say it; ``maze``: find the way out of a small maze of which only the next walls are seen.
+      name: ``hilo``: find a number by guesses that are answered by ">" (it is higher) or "<"; ``keys``: read the number in the
+        box that the task names, then say it; ``maze``: find the way out of a small maze of which only the next walls are seen.
       options: hilo: ``numbers`` (10) from 0 on and ``guesses`` (4); keys: ``boxes`` (10); maze: ``side`` (3).
 
     Raises:

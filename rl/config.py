@@ -17,11 +17,11 @@ ALGORITHMS = ("ppo", "vapo", "grpo", "dapo", "dr_grpo", "rloo", "gspo", "gigpo")
 WITH_CRITIC = ("ppo", "vapo")
 
 TINY = Config(
-    hidden_size=128,
-    intermediate_size=512,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=4,
+    hidden_size=192,
+    intermediate_size=768,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=6,
     head_dim=32,
     vocab_size=VOCAB_SIZE,
     max_position_embeddings=512,
@@ -29,7 +29,7 @@ TINY = Config(
     tie_word_embeddings=True,
     eos_token_ids=(END,),
 )
-"""1.1 million parameters over a vocabulary of bytes, trained from random weights."""
+"""1.2 million parameters over a vocabulary of bytes, trained from random weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,9 @@ class Optim:
     critic_lr: float = 2e-6
     """of the critic (VAPO: 2e-6)"""
     warmup: int = 10
-    """updates over which both rise from 0"""
+    """optimiser steps over which both rise from 0"""
+    decay: int = 0
+    """optimiser steps after that over which both fall to a tenth, along a cosine; 0 for none"""
     weight_decay: float = 0.1
     """of AdamW"""
     clip_norm: float = 1.0
@@ -176,7 +178,7 @@ class TrainConfig:
     """A training run."""
 
     model: str = "tiny"
-    """a checkpoint as for `jaxllm info`, or tiny: 1.1 M parameters over bytes, from random weights"""
+    """a checkpoint as for `jaxllm info`, or tiny: 1.2 M parameters over bytes, from random weights"""
     updates: int = 100
     """of the policy"""
     seed: int = 0
@@ -228,8 +230,9 @@ def _problems(config: TrainConfig) -> Any:
     for where, name, least in (
         ("algo", "positive_nll", 0), ("algo", "kl", 0), ("algo", "format_weight", 0), ("algo", "omega", 0),
         ("algo", "value_pretrain", 0), ("algo", "max_resample_rounds", 1), ("algo", "min_group_size", 1),
-        ("optim", "warmup", 0), ("optim", "weight_decay", 0), ("optim", "actor_lr", 0), ("optim", "critic_lr", 0),
-        ("imitate", "noise", 0), ("imitate", "episodes", 1), ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
+        ("optim", "warmup", 0), ("optim", "decay", 0), ("optim", "weight_decay", 0),
+        ("optim", "actor_lr", 0), ("optim", "critic_lr", 0), ("imitate", "noise", 0), ("imitate", "episodes", 1),
+        ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
         ("rollout", "max_failed_fraction", 0), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
         ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "checkpoint_every", 0),
     ):  # fmt: skip
@@ -264,23 +267,35 @@ def _problems(config: TrainConfig) -> Any:
         yield f"{optim.mini_batches} mini-batches of {optim.micro_batches} micro-batches do not divide {episodes} episodes"
     if optim.clip_norm <= 0:
         yield "optim.clip_norm must be positive"
+    if config.imitate.noise > 1:
+        yield f"imitate.noise is a share, at most 1; found {config.imitate.noise}"
     if config.imitate.steps and config.imitate.policy == "none":
         yield "imitate.steps needs imitate.policy: random or oracle"
     if config.model == "tiny" and not config.imitate.steps:
-        yield "a model of random weights never writes an action: let it imitate first (imitate.policy random, imitate.steps)"
+        yield "a model of random weights never writes an action: let it imitate first (imitate.policy, imitate.steps)"
 
 
 # Episodes of eight sampled tokens: by the published alpha of 0.05 the adaptive lambda would be 0 up to twenty.
 _TOY = TrainConfig(
-    algo=Algo(alpha=1.0, value_pretrain=10),
-    rollout=Rollout(groups=16, group_size=4),
-    optim=Optim(actor_lr=3e-4, critic_lr=1e-3, warmup=5, weight_decay=0.0, mini_epochs=2, mini_batches=2),
-    imitate=Imitate(policy="random", episodes=1024, steps=60, batch=32),
+    updates=40,
+    algo=Algo(alpha=1.0, value_pretrain=5),
+    rollout=Rollout(groups=32, group_size=4, context=24),
+    optim=Optim(actor_lr=2.5e-4, critic_lr=5e-4, warmup=5, decay=155, weight_decay=0.0, mini_batches=4),
+    imitate=Imitate(policy="oracle", noise=0.6, episodes=1024, steps=60, batch=64),
 )
+
+
+def _toy(name: str, noise: float, context: int) -> TrainConfig:
+    rollout, imitate = (
+        dataclasses.replace(_TOY.rollout, env=name, context=context),
+        dataclasses.replace(_TOY.imitate, noise=noise),
+    )
+    return dataclasses.replace(_TOY, rollout=rollout, imitate=imitate)
+
 
 PRESETS: dict[str, TrainConfig] = {
     "toy-hilo": _TOY,
-    "toy-keys": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/keys")),
-    "toy-maze": dataclasses.replace(_TOY, rollout=dataclasses.replace(_TOY.rollout, env="toy/maze", context=192)),
+    "toy-keys": _toy("toy/keys", 0.6, 24),
+    "toy-maze": _toy("toy/maze", 0.8, 96),
 }
 """Settings of runs on the toys, by name."""

@@ -55,7 +55,7 @@ def start(model: str, seed: int = 0, mesh: Mesh | None = None, dtype: Any = jnp.
     if model == "tiny":
         tokenizer = byte_tokenizer()
         places = sharding.shardings(TINY, mesh, stacked=True)
-        weights = jax.device_put(trees.init(jax.random.key(seed), TINY, dtype, stacked=True), places)
+        weights = jax.device_put(trees.init(jax.random.key(seed), TINY, dtype, stacked=True, std=None), places)
         return Start(TINY, weights, PlainCodec(tokenizer), TokenizerFiles(tokenizer))
     checkpoint = open_checkpoint(resolve(model))
     tokenizer = checkpoint.tokenizer()

@@ -28,13 +28,12 @@ from rl.packing import NO_SEGMENT
 from rl.sft_config import SftConfig
 from rl.sft_data import load, same_data
 from rl.state import Checkpoints, Counters, save_config
-from rl.update import Setting, Step, TrainState, descend, optimiser
+from rl.update import Setting, Step, TrainState, descend, optimiser, rate
 
 log = logging.getLogger(__name__)
 
 MODEL, ADAPTER = "model", "adapter"  # folders of what a run has made
 MAX_SKIPPED = 3  # steps in a row that are not finite, after which the run stops
-LAST_RATE = 0.1  # of the cosine, as a share of the highest
 WAIT = 0.001  # seconds between looks at a step under way, so that Ctrl-C is heard meanwhile
 
 
@@ -48,14 +47,9 @@ class How:
 
     @property
     def rate(self) -> optax.Schedule:
-        """The learning rate by step: a linear rise, then a cosine or the same."""
+        """The learning rate by step."""
         config = self.config
-        top, warmup = config.rate, max(config.warmup, 1)
-        rise = optax.linear_schedule(top / warmup, top, max(warmup - 1, 1))
-        then = optax.constant_schedule(top)
-        if config.schedule == "cosine":
-            then = optax.cosine_decay_schedule(top, max(config.steps - config.warmup, 1), LAST_RATE)
-        return optax.join_schedules([rise, then], [config.warmup])
+        return rate(config.rate, config.warmup, max(config.steps - config.warmup, 1) if config.schedule == "cosine" else 0)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:

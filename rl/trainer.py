@@ -281,7 +281,9 @@ class Trainer:
             played.append(scripted(env, noisy(policy, env.spec, how.noise, seed), self.codec, Episode(i, seed)))
         env.close()
         batch = tokens.make_batch(played, [0] * len(played))
-        optim = dataclasses.replace(self.config.optim, actor_lr=how.lr, warmup=10, micro_batches=1)
+        optim = dataclasses.replace(
+            self.config.optim, actor_lr=how.lr, warmup=10, decay=max(how.steps - 10, 1), micro_batches=1
+        )
         setting = dataclasses.replace(self.setting, optim=optim)
         opt = placement.put(update.optimiser(how.lr, optim).init(self.state.policy), self.cfg, self.mesh)
         weights, rng, loss = self.state.policy, np.random.default_rng(self.config.seed), float("nan")

@@ -25,6 +25,8 @@ from rl.config import Algo, Optim
 from rl.tokens import bucket as _bucket
 from rl.types import Batch
 
+LAST_RATE = 0.1  # of the learning rate, where it falls
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -71,9 +73,16 @@ class Setting:
         return jax.tree.map(lambda leaf: leaf.astype(self.optim.compute_dtype), params)
 
 
+def rate(top: float, warmup: int, decay: int = 0) -> optax.Schedule:
+    """The learning rate by step: a linear rise, then `LAST_RATE` of it after a cosine of ``decay`` steps; 0 for the same."""
+    rise = optax.linear_schedule(top / max(warmup, 1), top, max(warmup - 1, 1))
+    then = optax.cosine_decay_schedule(top, decay, LAST_RATE) if decay else optax.constant_schedule(top)
+    return optax.join_schedules([rise, then], [warmup])
+
+
 def optimiser(lr: float | optax.Schedule, optim: Optim) -> optax.GradientTransformation:
-    """AdamW (0.9, 0.95) after clipping by the global norm; a number as the rate is constant after a linear warm-up."""
-    schedule = lr if callable(lr) else optax.linear_schedule(lr / max(optim.warmup, 1), lr, max(optim.warmup - 1, 1))
+    """AdamW (0.9, 0.95) after clipping by the global norm; a number rises and falls as the settings say."""
+    schedule = lr if callable(lr) else rate(lr, optim.warmup, optim.decay)
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm), optax.adamw(schedule, 0.9, 0.95, 1e-8, weight_decay=optim.weight_decay)
     )
