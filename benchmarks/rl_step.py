@@ -69,7 +69,7 @@ def torch_step(folder: Any, ids: np.ndarray, dtype: str) -> Callable[[], float] 
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         adamw.step()
         adamw.zero_grad(set_to_none=True)
-        return float(loss)
+        return loss.item()
 
     return step
 
