@@ -3,9 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MAP ?= maps/smollm2
+RUN ?= runs/toy-hilo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev map system test bench lint lock clean
+.PHONY: help venv dev map rl system test bench lint lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
@@ -35,6 +36,10 @@ dev: .venv/dev ## the same with all extras: environments, tests, linters; from r
 map: venv ## what the neurons of SmolLM2 stand for: table, report, and where the time went
 	@$(BIN)/jaxllm map smollm2 --out $(MAP) --control
 	@echo "Before that, once: $$(cat .venv/done)"
+
+rl: venv ## an agent that learns a game of several turns in two minutes, and its curves
+	@$(BIN)/jaxllm train toy-hilo --out $(RUN)
+	@$(BIN)/jaxllm plot $(RUN)
 
 system: dev ## the browsers and the sandbox that tests need, installed where that is allowed
 	@$(BIN)/python tests/system.py

@@ -97,6 +97,24 @@ class Algo:
         return self.name in WITH_CRITIC
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "vapo": {"positive_nll": 0.1},
+    "grpo": {"eps_high": 0.2, "reduction": "seq_mean_token_mean"},
+    "dapo": {"dynamic_sampling": True},
+    "dr_grpo": {"eps_high": 0.2, "reduction": "fixed_denominator", "denominator": 256.0},
+    "rloo": {"eps_high": 0.2, "reduction": "seq_mean_token_sum"},
+    "gspo": {"eps_low": 3e-4, "eps_high": 4e-4, "reduction": "seq_mean_token_mean"},
+    "gigpo": {"eps_high": 0.2, "reduction": "seq_mean_token_mean"},
+}
+"""What an algorithm's paper has beside its estimator of advantages, where that differs from the defaults of `Algo`.
+
+VAPO: arXiv 2504.05118, GRPO: 2402.03300, DAPO: 2503.14476, Dr. GRPO: 2503.20783, RLOO: 2402.14740, GSPO: 2507.18071, GiGPO:
+2505.10978. The penalty for overlong answers of DAPO and the KL term of GRPO are left to the user: the first depends on the
+task's lengths, the second most of its followers dropped.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rollout:
     """What is played for each update."""
@@ -273,6 +291,14 @@ def _problems(config: TrainConfig) -> Any:
         yield "imitate.steps needs imitate.policy: random or oracle"
     if config.model == "tiny" and not config.imitate.steps:
         yield "a model of random weights never writes an action: let it imitate first (imitate.policy, imitate.steps)"
+
+
+def with_algorithm(config: TrainConfig, name: str) -> TrainConfig:
+    """The same run by another algorithm, with what belongs to that by `RECIPES`; the rest of `Algo` stays."""
+    plain = Algo()
+    undone = {field: getattr(plain, field) for recipe in RECIPES.values() for field in recipe}
+    algo: Any = {**undone, **RECIPES.get(name, {}), "name": name}
+    return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **algo))
 
 
 # Episodes of eight sampled tokens: by the published alpha of 0.05 the adaptive lambda would be 0 up to twenty.

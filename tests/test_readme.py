@@ -45,7 +45,7 @@ def test_the_pages_have_commands():
     assert len(TOUR) >= 8
     used = {shlex.split(command)[1] for command in TOUR}
     reading, steering = {"map", "find", "show", "acts", "compare", "explore"}, {"clamp", "sweep", "bake"}
-    assert used == {*reading, *steering, "generate", "info", "convert", "score", "reward-map", "envs"}
+    assert used == {*reading, *steering, "generate", "info", "convert", "score", "reward-map", "envs", "train", "plot"}
     assert {"make map", "make test"} <= set(OTHERS)
 
 
@@ -62,6 +62,8 @@ def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch
         arguments += ["--max-tokens", "1"]
     if arguments[0] == "sweep":
         arguments += ["--values", "-30:30:2", "--prompts", "notes.txt"]
+    if arguments[0] == "train":
+        arguments += ["--updates", "1", "--imitate.steps", "1", "--imitate.episodes", "8", "--algo.value-pretrain", "0"]
     monkeypatch.setattr("interp.calibration.calibration_text", lambda: (home / "notes.txt").read_text())
     if arguments[0] == "acts" and "--text" not in arguments:
         arguments += ["--text", "notes.txt"]  # in place of the whole calibration text

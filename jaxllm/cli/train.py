@@ -42,13 +42,15 @@ class Train:
         Raises UserError if it begins with something else.
         """
         from jaxllm.errors import UserError
-        from rl.config import PRESETS
+        from rl.config import PRESETS, RECIPES, with_algorithm
         from rl.saved import configuration
 
         named = bool(arguments) and not arguments[0].startswith("-")
         if arguments and not named and not {"-h", "--help"} & set(arguments):
             raise UserError(f"the preset comes first, as in: jaxllm train {FIRST} --updates 50; there are {', '.join(PRESETS)}")
-        return cls(preset=tyro.MISSING, config=configuration(arguments[0] if named else FIRST))
+        config = configuration(arguments[0] if named else FIRST)
+        chosen = _value(arguments, "--algo.name")
+        return cls(preset=tyro.MISSING, config=with_algorithm(config, chosen) if chosen in RECIPES else config)
 
     def run(self) -> None:
         from contextlib import closing
@@ -96,6 +98,14 @@ class Plot:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, picture)
         console.write(f"wrote {out}")
+
+
+def _value(arguments: list[str], option: str) -> str | None:
+    """What a command line says for an option; the last counts."""
+    spelled = [argument.partition("=")[::2] for argument in arguments]
+    following = [argument for argument, _ in spelled[1:]] + [""]
+    found = [value or after for (name, value), after in zip(spelled, following, strict=True) if name == option]
+    return found[-1] if found else None
 
 
 def _folder(preset: str) -> Path:
