@@ -103,8 +103,8 @@ class Plot:
 def _value(arguments: list[str], option: str) -> str | None:
     """What a command line says for an option; the last counts."""
     spelled = [argument.partition("=")[::2] for argument in arguments]
-    following = [argument for argument, _ in spelled[1:]] + [""]
-    found = [value or after for (name, value), after in zip(spelled, following, strict=True) if name == option]
+    following = [argument for argument, _ in [*spelled[1:], ("", "")]]
+    found = [value or after for (name, value), after in zip(spelled, following, strict=False) if name == option]
     return found[-1] if found else None
 
 

@@ -56,7 +56,7 @@ def config(place: Path) -> SftConfig:
     """Six steps of two rows; three steps are an epoch."""
     return SftConfig(
         model=str(place / "small"),
-        width=128,
+        width=64,
         batch=2,
         steps=6,
         lr=1e-2,
@@ -288,7 +288,7 @@ def test_two_devices_give_the_same(whole: Sft, config: SftConfig, place: Path, t
     ("change", "message"),
     [
         ({"min_reward": 2.0}, "no episode is left: 24 earned less than 2.0, 0 have no answer"),
-        ({"width": 20}, r"episode \d+: has \d+ tokens, and a row 20; raise --width"),
+        ({"width": 8}, r"episode \d+: has \d+ tokens, and a row 8; raise --width"),
         ({"batch": 3, "micro_batches": 3}, None),
         ({"model": "nowhere/at/all"}, "nowhere/at/all"),
     ],
