@@ -64,7 +64,8 @@ def read_mesh(text: str) -> Mesh:
         if axis not in AXES or axis in sizes or not (size.isascii() and size.isdigit()):
             raise UserError(f"{text!r} is no mesh: write sizes of {', '.join(AXES)}, each at most once, as in data=2,tensor=4")
         sizes[axis] = int(size)
-    return make_mesh(*(sizes.get(axis, 1) for axis in AXES))
+    data, fsdp, tensor = (sizes.get(axis, 1) for axis in AXES)
+    return make_mesh(data, fsdp, tensor)
 
 
 def spec_for(

@@ -146,6 +146,25 @@ class Rollout:
 
 
 @dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a prompt keeps of the past (`rl.memory`). By default all: each prompt extends the last one, nothing is rewritten."""
+
+    turns: int | None = None
+    """newest answers that stay whole, with what they answered; of older ones a line is left"""
+    observations: int | None = None
+    """newest ones that stay, the one to be answered included; a mark stands for older ones (UI-TARS: 5 screenshots)"""
+    tokens: int | None = None
+    """of a prompt; while there are more, the oldest whole turn becomes a line"""
+    line_tokens: int = 64
+    """of a line at most"""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is ever left out."""
+        return self.turns is None and self.observations is None and self.tokens is None
+
+
+@dataclasses.dataclass(frozen=True)
 class Optim:
     """How weights move."""
 
@@ -211,6 +230,7 @@ class TrainConfig:
     """checkpoints that stay"""
     algo: Algo = dataclasses.field(default_factory=Algo)
     rollout: Rollout = dataclasses.field(default_factory=Rollout)
+    memory: Memory = dataclasses.field(default_factory=Memory)
     optim: Optim = dataclasses.field(default_factory=Optim)
     imitate: Imitate = dataclasses.field(default_factory=Imitate)
 
@@ -251,11 +271,12 @@ def _problems(config: TrainConfig) -> Any:
         ("optim", "warmup", 0), ("optim", "decay", 0), ("optim", "weight_decay", 0),
         ("optim", "actor_lr", 0), ("optim", "critic_lr", 0), ("imitate", "noise", 0), ("imitate", "episodes", 1),
         ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
-        ("rollout", "max_failed_fraction", 0), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
+        ("rollout", "max_failed_fraction", 0), ("memory", "turns", 0), ("memory", "observations", 1), ("memory", "tokens", 1),
+        ("memory", "line_tokens", 1), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
         ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "checkpoint_every", 0),
     ):  # fmt: skip
         value = getattr(getattr(config, where) if where else config, name)
-        if value < least:
+        if value is not None and value < least:
             yield f"{where + '.' if where else ''}{name} must be at least {least}, found {value}"
     if algo.importance_cap <= 0 or (algo.eps_v is not None and algo.eps_v <= 0) or (algo.denominator or 1) <= 0:
         yield "algo.importance_cap, algo.eps_v and algo.denominator must be positive"

@@ -10,23 +10,9 @@ from collections.abc import Sequence
 
 from envs.api import EnvSpec, Obs, StepResult, Task
 from rl.codec import Codec
+from rl.config import Memory
 
 LEFT_OUT = "[observation left out]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """What a prompt keeps. By default all: each prompt extends the last one, and nothing is rewritten."""
-
-    turns: int | None = None  # newest answers that stay whole, with what they answered; at least 0
-    observations: int | None = None  # newest ones that stay, the one to be answered included; UI-TARS keeps 5 screenshots
-    tokens: int | None = None  # of a prompt; while there are more, the oldest whole turn becomes a line
-    line_tokens: int = 64  # of a line at most
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing is ever left out."""
-        return self.turns is None and self.observations is None and self.tokens is None
 
 
 WHOLE = Memory()

@@ -138,7 +138,9 @@ class Trainer:
     def _play(self, episodes: list[Episode]) -> list[tuple[Episode, Trajectory]]:
         """All of these episodes, in the order of their numbers, whatever the order in which they end."""
         states = self.config.algo.name == "gigpo"
-        found = rollout(self.engine, self.environments, episodes, self.codec, self.budget, states=states)
+        found = rollout(
+            self.engine, self.environments, episodes, self.codec, self.budget, memory=self.config.memory, states=states
+        )
         return sorted(found, key=lambda pair: pair[0].number)
 
     def _new_groups(self, count: int, kind: str = "train") -> list[Episode]:

@@ -20,6 +20,7 @@ import envs
 from jaxllm import params, sharding
 from jaxllm.errors import UserError
 from rl import metrics, models, trainer, update
+from rl.config import Memory
 from rl.state import Checkpoints, Counters
 from rl.types import Stop
 
@@ -374,6 +375,14 @@ def test_dynamic_sampling_plays_until_enough_groups_differ(whole, tmp_path: Path
     monkeypatch.setattr(run, "_play", even)
     with pytest.raises(UserError, match="no group of this update had unequal outcomes"):
         run._collect()
+
+
+def test_prompts_that_leave_out_old_turns_are_trained(whole, tmp_path: Path):
+    run = at(whole, tmp_path)
+    run.config = dataclasses.replace(small_run.CONFIG, memory=Memory(turns=0))
+    figures = run.iterate()
+    assert figures["rewritten"] > 0  # segments beyond the first
+    assert figures["off/abs_dlogp_max"] < 1e-4  # the trainer reads what the sampler read
 
 
 @pytest.mark.slow  # test_update_spread.py has the steps alone on five meshes
