@@ -1,7 +1,7 @@
 """One training run, from the first weights to the last: imitate, pretrain the critic, then play, score, step, publish.
 
 This file is the whole iteration (specified in UI-TARS-2, arXiv 2509.02544, and the works that it builds on). It is synchronous:
-what is trained was sampled by the weights that are trained. `Trainer.play` is where an asynchronous sampler plugs in; versions
+what is trained was sampled by the weights that are trained. `Trainer._play` is where an asynchronous sampler plugs in; versions
 of tokens, importance weights and the count of accepted episodes are kept for it already.
 """
 
