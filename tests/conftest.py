@@ -1,5 +1,6 @@
-"""Eight simulated CPU devices for every test, set before the first array exists; and the models that tests share."""
+"""Eight simulated CPU devices and quick compilation for every test, set before the first array exists; and models to share."""
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +13,18 @@ from jaxllm.config import Config, RopeScaling
 from jaxllm.tokenizer import Tokenizer
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+# Compiling programs that then run for milliseconds was most of the suite's time: they are compiled without costly passes.
+# (XLA's older code generator would be quicker still, but loses the payload of a NaN in bfloat16. Keeping programs on disk
+# costs a first run more than it saves: most are small and occur once.)
+jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"  # for processes that tests start
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays for the whole session: modules and thousands of collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,9 @@ V = np.array([[9, 9, 0.2, 0.4, 9, -7, 0.3, 0.5, 9, 100, 0.7, 50]])
 R = np.array([[0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0, 1, 0.0]])
 
 
+compiled = jax.jit(adv.gae, static_argnames=("gamma_turn", "associative"))
+
+
 @pytest.fixture(autouse=True)
 def float64():
     """The vectors are float64."""
@@ -28,7 +31,7 @@ def float64():
 @pytest.fixture(params=[False, True], ids=["sequential", "associative"])
 def gae(request):
     """Both forms."""
-    return lambda *args, **options: adv.gae(*map(jnp.asarray, args), **options, associative=request.param)
+    return lambda *args, **options: compiled(*map(jnp.asarray, args), **options, associative=request.param)
 
 
 def at(mask, x):
@@ -158,14 +161,14 @@ def test_inserted_tokens_change_nothing_bit_for_bit(data):
     for places, junk in ((np.arange(n), 0.0), (where, np.nan), (where, 1e6)):
         mask, V, R = np.zeros((1, width), bool), np.full((1, width), junk), np.zeros((1, width))
         mask[0, places], V[0, places], R[0, places] = True, values, rewards
-        found = adv.gae(jnp.asarray(R), jnp.asarray(V), jnp.asarray(mask), [0.3], gamma=0.97, lam=0.9)
+        found = compiled(jnp.asarray(R), jnp.asarray(V), jnp.asarray(mask), jnp.array([0.3]), gamma=0.97, lam=0.9)
         results.append((at(mask, found.advantages), at(mask, found.returns)))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
     # lambda 1 and gamma 1: sums of later rewards; lambda 0: the TD errors.
-    sums = adv.gae(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=1.0).returns[0]
+    sums = compiled(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=1.0).returns[0]
     np.testing.assert_allclose(sums, np.cumsum(rewards[::-1])[::-1], atol=1e-9)
-    errors = adv.gae(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=0.0).advantages[0]
+    errors = compiled(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=0.0).advantages[0]
     np.testing.assert_allclose(errors, rewards + np.append(values[1:], 0) - values, atol=1e-9)
 
 
