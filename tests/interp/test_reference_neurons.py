@@ -120,6 +120,34 @@ def test_colours_and_countries_lead_the_concepts_of_the_last_layer(last_layer):
     assert (concepts.place[0, [1455, 1426]] < rank(last_layer).place[0, [1455, 1426]]).all()
 
 
+LAYERS = sorted({layer for layer, _ in BY_HAND})
+
+
+@pytest.fixture(scope="module")
+def four_layers(checkpoint, tmp_path_factory):
+    """A map of the layers that the neurons found by hand are in."""
+    return map_model(checkpoint, tmp_path_factory.mktemp("four") / "map", Settings(), layers=LAYERS)
+
+
+def test_neurons_found_by_hand_are_near_the_front(four_layers):
+    """Eight of the ten in the first 256 of 6,144 neurons, all in the first 700; a whole map has more before them."""
+    place = rank(four_layers).place
+    places = np.array([place[LAYERS.index(layer), neuron] for layer, neuron in BY_HAND])
+    assert (places < 256).sum() >= 8
+    assert (places < 700).all()
+
+
+def test_months_colours_and_countries_are_in_the_first_fifteen_by_concepts(four_layers):
+    first = {(LAYERS[at], neuron) for at, neuron, _ in rank(four_layers, "concepts").top(15)}
+    assert {(25, 722), (29, 1455), (29, 1426)} <= first
+
+
+def test_the_map_is_small_and_its_sample_agrees(four_layers):
+    size = sum(file.stat().st_size for file in four_layers.path.rglob("*.parquet"))
+    assert size < 16e6 / 4
+    assert four_layers.meta["agreement"] == {"rows": 1024, "top1": 1.0}
+
+
 @pytest.fixture(scope="module")
 def whole_map(smollm2, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "map"
@@ -127,6 +155,7 @@ def whole_map(smollm2, tmp_path_factory):
     return Atlas(folder)
 
 
+@pytest.mark.slow  # test_neurons_found_by_hand_are_near_the_front has four layers
 def test_neurons_found_by_hand_are_near_the_front_of_the_whole_map(whole_map):
     """Eight of the ten in the first 1 % of 46,080 neurons, and all in the first 3 %."""
     place = rank(whole_map).place
@@ -135,11 +164,13 @@ def test_neurons_found_by_hand_are_near_the_front_of_the_whole_map(whole_map):
     assert (places < 1382).all()
 
 
+@pytest.mark.slow  # test_months_colours_and_countries_are_in_the_first_fifteen_by_concepts has four layers
 def test_months_colours_and_countries_are_in_the_first_twenty_by_concepts(whole_map):
     first = {(layer, neuron) for layer, neuron, _ in rank(whole_map, "concepts").top(20)}
     assert {(25, 722), (29, 1455), (29, 1426)} <= first
 
 
+@pytest.mark.slow  # test_the_map_is_small_and_its_sample_agrees has four layers
 def test_the_whole_map_is_small_and_its_sample_agrees(whole_map):
     size = sum(file.stat().st_size for file in whole_map.path.rglob("*.parquet"))
     assert size < 16e6  # a tenth of what section 10 allows for ten times the neurons, with k = 16 instead of 10

@@ -27,6 +27,12 @@ def step(tiny_params, tiny_config):
     return jax.jit(run)
 
 
+@pytest.fixture(scope="module")
+def full(tiny_params, tiny_config, tokens) -> np.ndarray:
+    """Hidden states without a cache."""
+    return np.asarray(jax.jit(model.forward, static_argnums=1)(tiny_params, tiny_config, tokens))
+
+
 def test_write_drops_what_is_beyond_the_end():
     held = jnp.zeros((2, 1, 4, 2))
     new = jnp.ones((2, 3, 1, 2)) * jnp.array([1.0, 2.0, 3.0])[None, :, None, None]
@@ -48,22 +54,20 @@ def test_grow_keeps_the_content(tiny_config):
     assert not grown.k[0][:, :, 4:].any()
 
 
-def test_prefill_then_decode_equals_full_forward_at_every_position(tiny_params, tiny_config, tokens, step):
-    full = model.forward(tiny_params, tiny_config, tokens)
+def test_prefill_then_decode_equals_full_forward_at_every_position(tiny_config, tokens, step, full):
     hidden, cache = step(kv.create(tiny_config, 4, TOTAL, jnp.float32), tokens[:, :11], LENGTHS)
     np.testing.assert_array_equal(cache.lengths, LENGTHS)
     for row, length in enumerate(LENGTHS):
-        np.testing.assert_allclose(hidden[row, :length], full[row, :length], atol=1e-5)
+        np.testing.assert_allclose(np.asarray(hidden)[row, :length], full[row, :length], atol=1e-5)
     for i in range(TOTAL - 11):
         at = LENGTHS + i
         hidden, cache = step(cache, tokens[np.arange(4), at][:, None], np.ones(4, np.int32))
-        np.testing.assert_allclose(hidden[:, 0], full[np.arange(4), at], atol=1e-5)
+        np.testing.assert_allclose(np.asarray(hidden)[:, 0], full[np.arange(4), at], atol=1e-5)
     np.testing.assert_array_equal(cache.lengths, LENGTHS + TOTAL - 11)
 
 
-def test_prompt_in_pieces_equals_prompt_at_once(tiny_params, tiny_config, tokens, step):
+def test_prompt_in_pieces_equals_prompt_at_once(tiny_config, tokens, step, full):
     """A second piece attends to the first: the case in which a mask aligned to the top left hides nearly everything."""
-    full = model.forward(tiny_params, tiny_config, tokens)
     cache = kv.create(tiny_config, 4, TOTAL, jnp.float32)
     _, cache = step(cache, tokens[:, :8], np.full(4, 8, np.int32))
     hidden, _ = step(cache, tokens[:, 8:], np.full(4, 8, np.int32))

@@ -56,15 +56,19 @@ def test_edges(e: Edge, array: Any, kernel: Any):
         assert (parts.reward, parts.log_reward, parts.log_point) == (0, -INF, -INF)
 
 
+def total(pred: Any, target: Any, options: GuiG2Options) -> Any:
+    """Rewards and their logarithms where they are defined."""
+    parts = gui_g2(pred, target, options=options)
+    return parts.reward.sum() + jnp.where(parts.valid, parts.log_reward, 0).sum()
+
+
+slopes = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnames="options")
+
+
 @pytest.mark.parametrize("e", EDGES, ids=lambda e: e.name)
 def test_gradients_of_edges_are_finite(e: Edge):
     good = jnp.asarray([SHIFTED, e.pred], jnp.float32), jnp.asarray([G0, e.target], jnp.float32)
-
-    def total(pred: Any, target: Any) -> Any:
-        parts = gui_g2(pred, target, options=e.options)
-        return parts.reward.sum() + jnp.where(parts.valid, parts.log_reward, 0).sum()
-
-    for gradient in jax.grad(total, argnums=(0, 1))(*good):
+    for gradient in slopes(*good, options=e.options):
         assert np.isfinite(gradient).all()
         assert np.abs(gradient[0]).max() > 0
         if not e.valid:
