@@ -111,7 +111,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 VAPO: arXiv 2504.05118, GRPO: 2402.03300, DAPO: 2503.14476, Dr. GRPO: 2503.20783, RLOO: 2402.14740, GSPO: 2507.18071, GiGPO:
 2505.10978. The penalty for overlong answers of DAPO and the KL term of GRPO are left to the user: the first depends on the
-task's lengths, the second most of its followers dropped.
+task's lengths, and the second is gone from DAPO and Dr. GRPO.
 """
 
 
@@ -315,7 +315,12 @@ def _problems(config: TrainConfig) -> Any:
 
 
 def with_algorithm(config: TrainConfig, name: str) -> TrainConfig:
-    """The same run by another algorithm, with what belongs to that by `RECIPES`; the rest of `Algo` stays."""
+    """The same run by another algorithm, with what belongs to that by `RECIPES`; the rest of `Algo` stays.
+
+    A run by this algorithm already stays as it is, whatever was changed of its recipe.
+    """
+    if name == config.algo.name:
+        return config
     plain = Algo()
     undone = {field: getattr(plain, field) for recipe in RECIPES.values() for field in recipe}
     algo: Any = {**undone, **RECIPES.get(name, {}), "name": name}
@@ -333,10 +338,8 @@ _TOY = TrainConfig(
 
 
 def _toy(name: str, noise: float, context: int) -> TrainConfig:
-    rollout, imitate = (
-        dataclasses.replace(_TOY.rollout, env=name, context=context),
-        dataclasses.replace(_TOY.imitate, noise=noise),
-    )
+    rollout = dataclasses.replace(_TOY.rollout, env=name, context=context)
+    imitate = dataclasses.replace(_TOY.imitate, noise=noise)
     return dataclasses.replace(_TOY, rollout=rollout, imitate=imitate)
 
 

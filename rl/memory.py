@@ -13,8 +13,6 @@ from rl.codec import Codec
 from rl.config import Memory
 
 LEFT_OUT = "[observation left out]"
-
-
 WHOLE = Memory()
 
 

@@ -28,12 +28,11 @@ from rl.packing import NO_SEGMENT
 from rl.sft_config import SftConfig
 from rl.sft_data import load, same_data
 from rl.state import Checkpoints, Counters, save_config
-from rl.update import Setting, Step, TrainState, descend, optimiser, rate
+from rl.update import MAX_SKIPPED, Setting, Step, TrainState, descend, optimiser, rate
 
 log = logging.getLogger(__name__)
 
 MODEL, ADAPTER = "model", "adapter"  # folders of what a run has made
-MAX_SKIPPED = 3  # steps in a row that are not finite, after which the run stops
 WAIT = 0.001  # seconds between looks at a step under way, so that Ctrl-C is heard meanwhile
 
 

@@ -13,7 +13,7 @@ class SftConfig:
     """How recorded episodes are imitated."""
 
     model: str = "tiny"
-    """a checkpoint as for `jaxllm info`, or tiny: 1.1 M parameters over bytes, from random weights"""
+    """a checkpoint as for `jaxllm info`, or tiny: 1.2 M parameters over bytes, from random weights"""
     min_reward: float | None = None
     """leave out episodes that earned less in all"""
     holdout: float = 0.05

@@ -33,13 +33,12 @@ from rl.figures import of_update
 from rl.rollout import Budget, Episode, rollout, scripted
 from rl.state import Checkpoints, Counters, save_config
 from rl.types import Batch, Trajectory
-from rl.update import Setting, Targets, TrainState
+from rl.update import MAX_SKIPPED, Setting, Targets, TrainState
 
 log = logging.getLogger(__name__)
 
 EVAL, IMITATE, WARM = "eval", "imitate", "warm"  # kinds of seeds, apart from those of training
 PATIENCE, RISE = 20, 0.01  # value pretraining ends when held-out explained variance rose by less over so many updates
-MAX_SKIPPED = 3  # optimiser steps in a row that are not finite, after which the run stops
 
 
 class Trainer:

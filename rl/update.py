@@ -26,6 +26,7 @@ from rl.tokens import bucket as _bucket
 from rl.types import Batch
 
 LAST_RATE = 0.1  # of the learning rate, where it falls
+MAX_SKIPPED = 3  # optimiser steps in a row that are not finite, after which a run stops
 
 
 @flax.struct.dataclass

@@ -1,6 +1,7 @@
 """Commands that train: reinforcement learning over many turns, and the curves of runs."""
 
 import dataclasses
+import itertools
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,10 +103,12 @@ class Plot:
 
 def _value(arguments: list[str], option: str) -> str | None:
     """What a command line says for an option; the last counts."""
-    spelled = [argument.partition("=")[::2] for argument in arguments]
-    following = [argument for argument, _ in [*spelled[1:], ("", "")]]
-    found = [value or after for (name, value), after in zip(spelled, following, strict=False) if name == option]
-    return found[-1] if found else None
+    found = None
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        name, given, value = argument.partition("=")
+        if name == option:
+            found = value if given else following
+    return found
 
 
 def _folder(preset: str) -> Path:
