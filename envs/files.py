@@ -1,12 +1,12 @@
 """Files that appear whole or not at all, and folders with one writer at a time."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from jaxllm.errors import UserError
+from jaxllm.files import held
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -31,18 +31,7 @@ def only_writer(path: Path) -> Iterator[None]:
 
     Raises UserError when another run writes there, or when ``path`` cannot be a folder.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be a folder to write to: {error.strerror}; choose another one") from None
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path}: another run is writing there; let it end, or choose another folder") from None
+    with held(path, "a folder to write to", "another run is writing there"):
         for stale in path.rglob(".*.tmp"):
             stale.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(folder)

@@ -1,7 +1,6 @@
 """The files of a map: each appears whole or not at all, is checked by its hash when read, and has one writer at a time."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import UserError
+from jaxllm.files import held
 
 MAX_FILE_BYTES = 4 << 30
 MAP_FILES = ("meta.json", "tokens.parquet", "layers/*.parquet", "control/*.parquet")
@@ -23,17 +23,7 @@ def only_writer(path: str | Path) -> Iterator[None]:
     ``path`` cannot be a folder.
     """
     path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be the folder of a map: {error.strerror}; choose another --out") from None
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, folder)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path}: another run is writing this map; let it end, or choose another --out") from None
+    with held(path, "the folder of a map", "another run is writing this map"):
         for name in MAP_FILES if (path / "meta.json").is_file() else MAP_FILES[:1]:
             folder_name, _, file = name.rpartition("/")
             for stale in (path / folder_name).glob(TEMPORARY.format(name=file, process="*")):

@@ -6,9 +6,7 @@ Reading fails closed.
 import contextlib
 import dataclasses
 import difflib
-import fcntl
 import math
-import os
 import types
 import typing
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxllm.config import read_json
 from jaxllm.errors import UserError
+from jaxllm.files import held
 from rl.config import PRESETS, TrainConfig
 
 FILE = "config.json"
@@ -62,17 +61,7 @@ def only_writer(folder: Path, config: TrainConfig) -> Iterator[None]:
 
     Raises UserError when another process trains there, when the run in it has other settings, or when it can't be a folder.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be the folder of a run: {error.strerror}; choose another --out") from None
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another process trains there; let it end, or choose another --out") from None
+    with held(folder, "the folder of a run", "another process trains there"):
         if (folder / FILE).is_file() and (apart := differences(asdict(configuration(folder)), asdict(config))):
             remedy = "choose another --out, or remove it"
             raise UserError(f"{folder} holds a run with other settings; {remedy}:\n" + "\n".join(f"  {one}" for one in apart))
