@@ -22,7 +22,8 @@ from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.generate import NO_TOKEN
 from jaxllm.params import Params
-from rl.slots import MAX_STOPS, Row, blank, bucket, compilations, read, sample, stop
+from rl.slots import MAX_STOPS, Row, blank, compilations, read, sample, stop
+from rl.tokens import bucket
 
 # Tokens. What is read is cut and padded to powers of two, so that few programs are compiled.
 SMALLEST_FEED, FEED = 16, 512  # in one row of one program
@@ -224,7 +225,7 @@ class Engine:
         """Compiles all programs of requests without a clamp ahead of time; returns `compilations`. No session is touched."""
         for span in sorted({self._span(length) for length in range(1, self.context + 1)}):
             for width in (1 << n for n in range(SMALLEST_FEED.bit_length() - 1, FEED.bit_length())):
-                for R in self._sizes(width) if width <= bucket(span, SMALLEST_FEED) else ():
+                for R in self._sizes(width) if width <= bucket(span, smallest=SMALLEST_FEED) else ():
                     self._read([], R, min(width, self.context), span)
             options: dict[str, Any] = {"steps": self.steps, "span": span, "mesh": self.mesh}
             self._state, *_ = sample(self._params, self.cfg, self._state, np.int32(0), None, **options)
@@ -246,11 +247,11 @@ class Engine:
 
     def _span(self, length: int) -> int:
         """How much of the cache a program looks at when the longest session is of ``length``."""
-        return min(bucket(length, SMALLEST_SPAN), self.context)
+        return min(bucket(length, smallest=SMALLEST_SPAN), self.context)
 
     def _sizes(self, width: int) -> list[int]:
         """Numbers of rows of ``width`` that are read together, the largest first."""
-        most = min(bucket(self.slots, 1), max(1, FEED_TOKENS // width))
+        most = min(bucket(self.slots, smallest=1), max(1, FEED_TOKENS // width))
         return sorted({1, most, *(2 * 4**n for n in range(8) if 2 * 4**n < most)}, reverse=True)
 
     def _feed(self) -> None:
@@ -296,5 +297,5 @@ def _piece(count: int) -> int:
     """The width at which ``count`` tokens begin to be read: no more than `FEED`, and less where much of it would be padding."""
     if count > FEED:
         return FEED
-    width = bucket(count, SMALLEST_FEED)
+    width = bucket(count, smallest=SMALLEST_FEED)
     return width // 2 if width > SMALLEST_SPLIT and 4 * count <= 3 * width else width

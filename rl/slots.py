@@ -226,8 +226,3 @@ def compilations() -> int:
     """Programs that this process has compiled so far to read and to sample."""
     programs: tuple[Any, ...] = read, sample
     return sum(program._cache_size() for program in programs)
-
-
-def bucket(count: int, smallest: int) -> int:
-    """The smallest power of two of at least ``count`` and ``smallest``."""
-    return max(smallest, 1 << max(count - 1, 0).bit_length())

@@ -23,13 +23,13 @@ def to_tokens(predicted: jax.Array) -> jax.Array:
     return jnp.pad(predicted, ((0, 0), (1, 0)))
 
 
-def bucket(length: int, buckets: Sequence[int] = ()) -> int:
-    """The width that holds ``length`` tokens: the smallest of ``buckets``, or a power of two of at least `SMALLEST_BUCKET`.
+def bucket(length: int, buckets: Sequence[int] = (), *, smallest: int = SMALLEST_BUCKET) -> int:
+    """The width that holds ``length`` tokens: the smallest of ``buckets``, or a power of two of at least ``smallest``.
 
     Raises UserError when the longest bucket is too short.
     """
     if not buckets:
-        return max(SMALLEST_BUCKET, 1 << max(length - 1, 0).bit_length())
+        return max(smallest, 1 << max(length - 1, 0).bit_length())
     for width in sorted(buckets):
         if length <= width:
             return width

@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from envs.server.wire import HARD_LIMIT
+
 CHUNK = 1 << 18  # bytes taken at once
+FRAMES = 1 << 16  # of a message at most
 _COUNT = struct.Struct("<I")
 
 
@@ -21,7 +24,7 @@ class Link:
         self._end = end
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
-        self.ended = False  # the other end is closed, and all that it sent was received
+        self.ended = False  # the other end is closed and all that it sent was received, or it sent what nobody of ours does
 
     def fileno(self) -> int:
         """The descriptor, to wait for."""
@@ -59,15 +62,18 @@ class Link:
             data = b""
         self.ended = not data
         self._in += data
-        messages = []
+        messages: list[list[bytes]] = []
         at = 0
         with memoryview(self._in) as view:
             while len(view) - at >= _COUNT.size:
                 (count,) = _COUNT.unpack_from(view, at)
                 body = at + _COUNT.size + 8 * count
-                if len(view) < body:
+                if len(view) < body and count <= FRAMES:
                     break
-                sizes = struct.unpack_from(f"<{count}Q", view, at + _COUNT.size)
+                sizes = struct.unpack_from(f"<{count}Q", view, at + _COUNT.size) if count <= FRAMES else ()
+                if count > FRAMES or any(size > HARD_LIMIT for size in sizes):
+                    self.ended = True  # no end of ours sends that: nothing more is taken from it
+                    return messages
                 if len(view) < body + sum(sizes):
                     break
                 frames = []

@@ -2,17 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 import rl.models
+from benchmarks.rl_ablation import SMALL, Shuffled
 from rl.config import PRESETS, RECIPES, with_algorithm
 from rl.trainer import Trainer
 
 UPDATES, ENOUGH = 14, 0.9
-SMALL = dataclasses.replace(
-    rl.models.TINY, hidden_size=64, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2, head_dim=32
-)
 KEYS = PRESETS["toy-keys"]
 CONFIG = dataclasses.replace(
     KEYS,
@@ -23,21 +20,6 @@ CONFIG = dataclasses.replace(
     optim=dataclasses.replace(KEYS.optim, actor_lr=1e-3, critic_lr=1e-3, decay=0),
     imitate=dataclasses.replace(KEYS.imitate, steps=60, lr=3e-3),
 )
-
-
-class Shuffled(Trainer):
-    """Gives each episode the rewards of another."""
-
-    def _collect(self):
-        trajectories, group_of = super()._collect()
-        order = np.random.default_rng(self.counters.update).permutation(len(trajectories))
-        return [_with_rewards_of(one, trajectories[other]) for one, other in zip(trajectories, order, strict=True)], group_of
-
-
-def _with_rewards_of(one, other):
-    rewards = [turn.reward for turn in other.turns]
-    turns = [dataclasses.replace(turn, reward=reward) for turn, reward in zip(one.turns, rewards, strict=True)]
-    return dataclasses.replace(one, turns=tuple(turns), outcome=other.outcome, success=other.success)
 
 
 def score(folder, name, seed, trainer=Trainer):

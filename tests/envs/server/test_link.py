@@ -2,12 +2,14 @@
 
 import random
 import socket
+import struct
 import threading
 
 import numpy as np
 import pytest
 
-from envs.server.link import CHUNK, Link
+from envs.server.link import CHUNK, FRAMES, Link
+from envs.server.wire import HARD_LIMIT
 
 
 @pytest.fixture
@@ -85,3 +87,14 @@ def test_the_end_is_told_after_all_that_was_sent(ends):
     assert router.receive() == []
     assert router.ended
     assert router.send([b"to nobody"])  # lost, and no exception
+
+
+@pytest.mark.parametrize(
+    "claim", [struct.pack("<I", FRAMES + 1), struct.pack("<IQ", 1, HARD_LIMIT + 1)], ids=["frames", "bytes"]
+)
+def test_a_worker_that_announces_too_much_is_heard_no_more(ends, claim):
+    router, worker = ends
+    worker.send([b"good"])
+    worker._end.send(claim)
+    assert router.receive() == [[b"good"]]
+    assert router.ended
