@@ -13,12 +13,15 @@ from jaxllm.errors import UserError
 def held(folder: Path, role: str, busy: str) -> Iterator[None]:
     """Keeps a folder, made if absent, for one process; the operating system frees that of one that dies.
 
+    A folder that was made here and in which nothing was written goes again.
+
     Args:
       role: what the folder is to be, such as "the folder of a map".
       busy: what another process does there, such as "another run is writing this map".
     Raises:
       UserError: another process keeps it, or it can't be a folder.
     """
+    there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -30,4 +33,9 @@ def held(folder: Path, role: str, busy: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder}: {busy}; let it end, or choose another --out") from None
-        yield
+        try:
+            yield
+        finally:
+            if not there:
+                with contextlib.suppress(OSError):  # it holds something
+                    folder.rmdir()

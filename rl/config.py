@@ -278,7 +278,11 @@ def _problems(config: TrainConfig) -> Any:
         value = getattr(getattr(config, where) if where else config, name)
         if value is not None and value < least:
             yield f"{where + '.' if where else ''}{name} must be at least {least}, found {value}"
-    if algo.importance_cap <= 0 or (algo.eps_v is not None and algo.eps_v <= 0) or (algo.denominator or 1) <= 0:
+    if (
+        algo.importance_cap <= 0
+        or (algo.eps_v is not None and algo.eps_v <= 0)
+        or (algo.denominator is not None and algo.denominator <= 0)
+    ):
         yield "algo.importance_cap, algo.eps_v and algo.denominator must be positive"
     if play.seconds <= 0 or play.max_failed_fraction > 1:
         yield "rollout.seconds must be positive, and rollout.max_failed_fraction at most 1"

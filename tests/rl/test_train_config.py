@@ -45,6 +45,7 @@ BASE = changed(PRESETS["toy-hilo"], **SETTINGS)
         ({"algo__dual_clip": 1.0}, "algo.dual_clip must be above 1, found 1.0: at 1 or less it clips every negative advantage"),
         ({"algo__denominator": 100.0}, "algo.denominator belongs to algo.reduction fixed_denominator, and that needs it"),
         ({"algo__reduction": "fixed_denominator"}, "algo.denominator belongs to algo.reduction fixed_denominator"),
+        ({"algo__reduction": "fixed_denominator", "algo__denominator": 0.0}, "algo.denominator must be positive"),
         ({"algo__reduction": "mean"}, "algo.name, algo.reduction or algo.kl_estimator is unknown"),
         ({"algo__kl_estimator": "k4"}, "algo.name, algo.reduction or algo.kl_estimator is unknown"),
         (
