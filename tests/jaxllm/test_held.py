@@ -10,14 +10,18 @@ def keep(folder):
     return held(folder, "the folder of a run", "another process runs there")
 
 
+def fail(folder, *files):
+    with keep(folder):
+        for name in files:
+            (folder / name).touch()
+        raise UserError("a mistake")
+
+
 def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path):
-    own, made, full = tmp_path / "own", tmp_path / "made", tmp_path / "full"
-    own.mkdir()
-    for folder in (own, made, full):
-        with pytest.raises(UserError, match="a mistake"), keep(folder):
-            if folder == full:
-                (folder / "file").touch()
-            raise UserError("a mistake")
+    (tmp_path / "own").mkdir()
+    for name, *files in (("own",), ("made",), ("full", "file")):
+        with pytest.raises(UserError, match="a mistake"):
+            fail(tmp_path / name, *files)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "own"]
 
 
