@@ -28,9 +28,10 @@ from envs.api import EnvSpec, Json, Obs, StepResult
 from envs.base import encode
 from envs.digest import session_seed
 from envs.episode import Turn
-from envs.files import only_writer, write_atomically
+from envs.files import only_writer
 from envs.policies import response, signature
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 
 FORMAT = "jaxllm episodes"
 VERSION = 1

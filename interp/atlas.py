@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from interp.files import read_checked, sha256, write_atomically
+from interp.files import read_checked, sha256
 from jaxllm.config import read_json
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 
 FORMAT = "jaxllm neuron map"
 VERSION = 1

@@ -11,10 +11,10 @@ from typing import Any
 from interp import compare_plot
 from interp.atlas import Tokens
 from interp.compare import Comparison
-from interp.files import write_atomically
 from interp.matching import Count
 from interp.query import as_json
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 from jaxllm.intervals import Mean, Rate
 
 LISTED_CHANGED = 1000  # in the JSON; `changed.csv` has all

@@ -2,17 +2,15 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import UserError
-from jaxllm.files import held
+from jaxllm.files import TEMPORARY, held
 
 MAX_FILE_BYTES = 4 << 30
 MAP_FILES = ("meta.json", "tokens.parquet", "layers/*.parquet", "control/*.parquet")
-TEMPORARY = ".{name}.{process}.tmp"  # a file while it is written
 
 
 @contextlib.contextmanager
@@ -43,24 +41,6 @@ def read_checked(path: Path, digest: str) -> bytes:
     if sha256(data) != digest:
         raise UserError(f"{path} is damaged: its sha256 is not the one in meta.json; {remedy}")
     return data
-
-
-def write_atomically(path: Path, data: Any) -> None:
-    """Writes bytes so that ``path`` holds either its old content or all of the new, also after a power cut."""
-    temporary = path.with_name(TEMPORARY.format(name=path.name, process=os.getpid()))
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def sha256(data: Any) -> str:

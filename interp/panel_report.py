@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from interp import sweep_plot
-from interp.files import write_atomically
 from interp.panel import ANIMAL, CONCEPTS, PAPER, Found, Panel
 from interp.query import Match, as_json
 from interp.sweep import Sweep, share
 from interp.sweep_files import make_folder, rows
+from jaxllm.files import write_atomically
 
 
 def write(panel: Panel, out: Path) -> list[Path]:

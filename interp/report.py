@@ -20,8 +20,8 @@ import numpy as np
 
 from interp import stats
 from interp.atlas import DEGENERATE, FLAGS, NEURON_STATISTICS, NO_TOKEN, NONFINITE, STATISTICS, Atlas
-from interp.files import write_atomically
 from interp.ranking import RANKINGS, Ranking, rank
+from jaxllm.files import write_atomically
 
 SCRIPTS = ("report_data.js", "report_picture.js", "report_search.js", "report_charts.js", "report.js")
 DETAIL_NEURONS = 48_000  # neurons of which the page holds tokens and exact statistics; all are in the picture

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from interp import sweep_plot
-from interp.files import write_atomically
 from interp.query import as_json
 from interp.sweep import Curve, Dose, Sweep, mean_fluency, share
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 from jaxllm.tokenizer import Tokenizer
 
 

@@ -1,12 +1,15 @@
-"""Folders that one process at a time writes to."""
+"""Files that appear whole or not at all, and folders that one process at a time writes to."""
 
 import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxllm.errors import UserError
+
+TEMPORARY = ".{name}.{process}.tmp"  # a file while it is written
 
 
 @contextlib.contextmanager
@@ -39,3 +42,27 @@ def held(folder: Path, role: str, busy: str) -> Iterator[None]:
             if not there:
                 with contextlib.suppress(OSError):  # it holds something
                     folder.rmdir()
+
+
+def write_atomically(path: Path, data: Any) -> None:
+    """Writes bytes so that ``path`` holds either its old content or all of the new, also after a power cut.
+
+    Raises UserError where that can't be.
+    """
+    temporary = path.with_name(TEMPORARY.format(name=path.name, process=os.getpid()))
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.digest import session_seed
-from envs.files import write_atomically
 from jaxllm.config import read_json
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 from rl import recorded, tokens
 from rl.codec import Codec
 from rl.packing import NO_SEGMENT, Packed, pack

@@ -23,7 +23,7 @@ FIRST_PARTY = {*ARROWS, "benchmarks", "tests"}
 # Packages that never import a model: all that they may use of jaxllm.
 MODEL_FREE = {
     "rewards": {"jaxllm.errors", "jaxllm.frames", "jaxllm.intervals", "jaxllm.simd"},
-    "envs": {"jaxllm.errors", "jaxllm.frames"},
+    "envs": {"jaxllm.errors", "jaxllm.files", "jaxllm.frames"},
 }
 # What the command line may import when its modules are loaded, so that `jaxllm --help` stays fast.
 CLI_AT_IMPORT = {"jaxllm.cli", "jaxllm.errors", "tyro"}

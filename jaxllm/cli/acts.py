@@ -162,7 +162,7 @@ def _write_csv(path: Path, found: "Activations", tokenizer: "Tokenizer") -> None
     import io
 
     from interp.contexts import context as described
-    from interp.files import write_atomically
+    from jaxllm.files import write_atomically
 
     columns = ["value", "token_index", "line", "token_id", "before", "token", "after"]
     text = io.StringIO()

@@ -42,9 +42,9 @@ class Play:
         import envs
         from envs import film
         from envs.episode import ended, outcome, turns
-        from envs.files import write_atomically
         from jaxllm.cli import console
         from jaxllm.cli.envs import find_own_modules, options
+        from jaxllm.files import write_atomically
 
         find_own_modules()
         given = options(self.option)

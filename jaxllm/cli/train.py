@@ -90,8 +90,8 @@ class Plot:
     """the PNG to be written (default: curves.png in the folder of the run, or here for several)"""
 
     def run(self) -> None:
-        from interp.files import write_atomically
         from jaxllm.cli import console
+        from jaxllm.files import write_atomically
         from rl.plot import curves
 
         out = self.out or (self.runs[0] / "curves.png" if len(self.runs) == 1 else Path("curves.png"))

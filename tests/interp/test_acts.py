@@ -193,8 +193,8 @@ def shapes(program: Any) -> Iterable[tuple[int, ...]]:
     for equation in program.eqns:
         yield from (variable.aval.shape for variable in equation.outvars)
         for inner in equation.params.values():
-            if hasattr(inner, "jaxpr"):
-                yield from shapes(inner.jaxpr)
+            if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):  # some hold a program with its constants
+                yield from shapes(inner)
 
 
 def test_parameters_on_a_mesh_find_the_same(tiny_tree: params.Params):

@@ -9,8 +9,8 @@ import pytest
 
 from interp import atlas as atlas_module
 from interp.atlas import NEURON_STATISTICS, POLE_STATISTICS, Atlas, AtlasWriter, Tokens
-from interp.files import write_atomically
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 
 F, K, V = 5, 3, 11
 SETTINGS = {"norm": "rms", "top_k": K}

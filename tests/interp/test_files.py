@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from interp.files import only_writer, write_atomically
+from interp.files import only_writer
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 
 OWNER = """
 import sys
