@@ -224,6 +224,8 @@ class TrainConfig:
     """updates between evaluations; 0 for none"""
     eval_episodes: int = 64
     """of an evaluation, with seeds that training never sees"""
+    drift_every: int = 0
+    """updates between looks at which words the policy's neurons stand for (`interp.drift`); 0 for none"""
     checkpoint_every: int = 25
     """updates between checkpoints; 0 for the last one only"""
     keep: int = 2
@@ -273,7 +275,7 @@ def _problems(config: TrainConfig) -> Any:
         ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
         ("rollout", "max_failed_fraction", 0), ("memory", "turns", 0), ("memory", "observations", 1), ("memory", "tokens", 1),
         ("memory", "line_tokens", 1), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
-        ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "checkpoint_every", 0),
+        ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "drift_every", 0), ("", "checkpoint_every", 0),
     ):  # fmt: skip
         value = getattr(getattr(config, where) if where else config, name)
         if value is not None and value < least:

@@ -18,6 +18,7 @@ BARS = "▁▂▃▄▅▆▇█"
 BARS_ASCII = "_.-~=+*#"  # for a terminal without Unicode
 WIDTH = 56  # of the sparkline, in characters
 ABSENT = "-"
+RARE = ("eval/success_rate", "drift/match")
 RECENT = 10  # updates from whose time the rest is estimated: the first ones compile
 
 
@@ -44,8 +45,7 @@ class View:
         self.console, self.title, self.updates, self.optimum = console, title, updates, optimum
         self.rewards: list[float] = []
         self._figures: dict[str, float] = {}
-        self._evaluation: dict[str, float] = {}
-        self._evaluated = 0
+        self._rare: dict[str, tuple[float, int]] = {}  # figures that few updates have, and after how many the last was
         self._said = "the first update is under way"
         self._clock = clock
         self._begin = self._last = clock()
@@ -73,9 +73,7 @@ class View:
         self._lasted.append(now - self._last)
         self._last = now
         self._figures = dict(figures)
-        evaluation = {name.removeprefix("eval/"): value for name, value in figures.items() if name.startswith("eval/")}
-        if evaluation:
-            self._evaluation, self._evaluated = evaluation, int(figures["update"]) + 1
+        self._rare |= {name: (figures[name], int(figures["update"]) + 1) for name in RARE if name in figures}
         reward = figures.get("reward/outcome")
         if reward is not None and math.isfinite(reward):
             self.rewards.append(reward)
@@ -96,12 +94,14 @@ class View:
         left = [
             ("reward", self._reward()),
             ("success", percent(figures.get("success_rate"))),
-            ("success, evaluated", self._eval()),
+            ("success, evaluated", self._latest("eval/success_rate")),
             ("turns", number("turns")),
             ("tokens a turn", number("policy_tokens_per_turn")),
             ("entropy", number("entropy")),
             ("unreadable turns", percent(figures.get("parse_errors"))),
         ]
+        if "drift/match" in self._rare:
+            left.append(("words kept", self._latest("drift/match")))
         right = [
             ("KL of the update", number("ppo/kl_k3")),
             ("clipped above, below", _clipped(figures)),
@@ -114,7 +114,7 @@ class View:
         grid = Table.grid(padding=(0, 2))
         for justify in ("left", "right", "left", "right"):
             grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        for row in zip(left, right, strict=True):
+        for row in itertools.zip_longest(left, right, fillvalue=("", "")):
             grid.add_row(*(Text(cell) for pair in row for cell in pair))
         bars = BARS if "utf" in (self.console.encoding or "").lower() else BARS_ASCII
         spark = Text(f"{sparkline(self.rewards, WIDTH, bars)}  reward")
@@ -131,10 +131,11 @@ class View:
         text = number_of(self._figures.get("reward/outcome"))
         return text if self.optimum is None else f"{text} of {number_of(self.optimum)}"
 
-    def _eval(self) -> str:
-        if not self._evaluation:
+    def _latest(self, name: str) -> str:
+        if name not in self._rare:
             return ABSENT
-        return f"{percent(self._evaluation.get('success_rate'))} after {self._evaluated}"
+        share, after = self._rare[name]
+        return f"{percent(share)} after {after}"
 
 
 def line(figures: Mapping[str, float], updates: int) -> str:
@@ -151,6 +152,7 @@ def line(figures: Mapping[str, float], updates: int) -> str:
         ("explained", "critic/explained_variance", number_of),
         ("mismatch", "off/abs_dlogp_mean", number_of),
         ("failed", "env/failed_frac", percent),
+        ("words kept", "drift/match", percent),
     ):
         if name in figures:
             found.append(f"{label} {form(figures[name])}")

@@ -1,7 +1,7 @@
 """The figures of a run: one JSON object a line, the same as TensorBoard's event files, and means over a batch.
 
 Names are stable: ``reward/outcome``, ``success_rate``, ``turns``, ``policy_tokens_per_turn``, ``entropy``, ``ppo/...``,
-``critic/...``, ``gae/...``, ``off/...``, ``groups/...``, ``env/...``, ``stop/...``, ``seconds/...``.
+``critic/...``, ``gae/...``, ``off/...``, ``groups/...``, ``env/...``, ``stop/...``, ``drift/...``, ``seconds/...``.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import UserError
+from jaxllm.files import write_atomically
 from rl.types import Stop, Trajectory
 
 FILE = "metrics.jsonl"
@@ -51,10 +52,7 @@ class Writer:
         from tensorboardX import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read(folder) if row["update"] < resume_at] if (folder / FILE).exists() else []
-        partial = folder / f".{FILE}.partial"
-        partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        partial.replace(folder / FILE)
+        cut(folder, resume_at)
         self._file = (folder / FILE).open("a", encoding="utf-8")
         self._events = SummaryWriter(str(folder / "events"), purge_step=resume_at)
 
@@ -73,15 +71,21 @@ class Writer:
         self._events.close()
 
 
-def read(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run, in order; one that was cut short at the end is left out.
+def cut(folder: Path, resume_at: int, name: str = FILE) -> None:
+    """Drops the lines of a run's file, made if it is missing, that are of the update ``resume_at`` or later."""
+    kept = [row for row in read(folder, name) if row["update"] < resume_at] if (folder / name).exists() else []
+    write_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+
+def read(folder: Path, name: str = FILE) -> Iterator[dict[str, Any]]:
+    """The lines of a run's file, in order; one that was cut short at the end is left out.
 
     Raises UserError if the folder holds no run, or a line that is none of its figures.
     """
     try:
-        lines = (folder / FILE).read_bytes().split(b"\n")
+        lines = (folder / name).read_bytes().split(b"\n")
     except OSError as error:
-        raise UserError(f"{folder / FILE}: cannot be read: {error.strerror}; is this the folder of a run?") from None
+        raise UserError(f"{folder / name}: cannot be read: {error.strerror}; is this the folder of a run?") from None
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -92,5 +96,5 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
                 return
             row = None
         if not isinstance(row, dict) or type(row.get("update")) is not int:
-            raise UserError(f"{folder / FILE}, line {number}: no figures of an update")
+            raise UserError(f"{folder / name}, line {number}: no figures of an update")
         yield row

@@ -27,6 +27,7 @@ class Start:
     cfg: Config
     params: trees.Params  # stacked
     codec: Codec
+    tokenizer: Tokenizer
     text: TextFiles  # its tokenizer and chat template, for the folder of a trained model
 
 
@@ -56,7 +57,7 @@ def start(model: str, seed: int = 0, mesh: Mesh | None = None, dtype: Any = jnp.
         tokenizer = byte_tokenizer()
         places = sharding.shardings(TINY, mesh, stacked=True)
         weights = jax.device_put(trees.init(jax.random.key(seed), TINY, dtype, stacked=True, std=None), places)
-        return Start(TINY, weights, PlainCodec(tokenizer), TokenizerFiles(tokenizer))
+        return Start(TINY, weights, PlainCodec(tokenizer), tokenizer, TokenizerFiles(tokenizer))
     checkpoint = open_checkpoint(resolve(model))
     tokenizer = checkpoint.tokenizer()
     codec: Codec
@@ -65,4 +66,4 @@ def start(model: str, seed: int = 0, mesh: Mesh | None = None, dtype: Any = jnp.
     else:
         codec = ChatCodec(tokenizer, stop_ids=checkpoint.stop_ids)
     weights = load_params(checkpoint, dtype=dtype, mesh=mesh, stacked=True)
-    return Start(checkpoint.config, weights, codec, checkpoint)
+    return Start(checkpoint.config, weights, codec, tokenizer, checkpoint)

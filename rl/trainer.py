@@ -26,7 +26,7 @@ from jaxllm import params as trees
 from jaxllm import sharding
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from rl import critic, groups, losses, metrics, models, placement, tokens, update
+from rl import critic, drift, groups, losses, metrics, models, placement, tokens, update
 from rl.config import TrainConfig
 from rl.engine import Engine
 from rl.figures import of_update
@@ -66,6 +66,7 @@ class Trainer:
         options: dict[str, Any] = {"context": play.context, "temperature": play.temperature, "seed": config.seed, "mesh": mesh}
         self.engine = Engine(self._published(), self.cfg, slots=slots, **options)
         self.checkpoints = Checkpoints(folder, config.keep)
+        self.words = drift.Words(folder, self.cfg, begin.tokenizer, mesh) if config.drift_every else None
 
     def run(self, report: Callable[[str], None] = log.info) -> Iterator[dict[str, float]]:
         """Trains to the end, and yields what is also written to the run's files."""
@@ -76,8 +77,12 @@ class Trainer:
             report(f"goes on after update {done}" if left else f"all is done after update {done}: more --updates go on")
             if self.counters.version:  # else the engine has these weights already
                 self._send()
+            if self.words:
+                self.words.resume(done)
         else:
             self._imitate(report)
+            if self.words:
+                self.words.begin(self.state.policy)
         writer = metrics.Writer(self.folder, resume_at=self.counters.update)
         try:
             if self.config.algo.critic and not self.counters.warm:
@@ -88,8 +93,7 @@ class Trainer:
                 figures = self.iterate()
                 writer.write(self.counters.update - 1, figures)
                 yield {"update": self.counters.update - 1, **figures}
-                every = self.config.checkpoint_every
-                if self.counters.update == self.config.updates or (every and self.counters.update % every == 0):
+                if self.counters.update == self.config.updates or self._due(self.config.checkpoint_every):
                     self.checkpoints.save(self.state, self.counters)
         finally:
             writer.close()
@@ -119,10 +123,12 @@ class Trainer:
             self.counters, update=self.counters.update + 1, accepted=self.counters.accepted + len(trajectories)
         )
         self._publish()
-        every = self.config.eval_every
-        if every and (self.counters.update % every == 0 or self.counters.update == self.config.updates):
+        if self._due(self.config.eval_every):
             figures |= {f"eval/{name}": value for name, value in self.evaluate().items()}
             clock.lap("eval")
+        if self.words and self._due(self.config.drift_every):
+            figures |= self.words.measure(self.state.policy, self.counters.update - 1)
+            clock.lap("drift")
         return {**self._figures, **figures, **clock.shares()}
 
     def evaluate(self) -> dict[str, float]:
@@ -131,6 +137,10 @@ class Trainer:
         episodes = [Episode(-1 - i, self._seed(EVAL, i)) for i in range(count)]
         found = metrics.of_episodes([one for _, one in self._play(episodes)])
         return {name: found[name] for name in ("reward/outcome", "success_rate", "turns") if name in found}
+
+    def _due(self, every: int) -> bool:
+        """Whether what is done each so many updates, and after the last one, is done after this one; 0 for never."""
+        return every > 0 and (self.counters.update % every == 0 or self.counters.update == self.config.updates)
 
     # Playing.
 
