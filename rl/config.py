@@ -90,12 +90,20 @@ class Algo:
     """whether penalties may be so large that a clean failure beats an untidy success"""
     importance_cap: float = 2.0
     """of the weight that corrects for the sampler's older weights (AReaL)"""
+    mismatch_warn: float | None = None
+    """mean |log p of the sampler - log p of the trainer| above which an update warns; by default that of `MISMATCH`"""
+    mismatch_stop: float | None = None
+    """and above which the run stops before it takes a step; by default never"""
 
     @property
     def critic(self) -> bool:
         """Whether the algorithm has one."""
         return self.name in WITH_CRITIC
 
+
+MISMATCH = {"float32": 1e-4, "bfloat16": 0.05}
+"""Nats a token by which rounding may set sampler and trainer apart, by the dtype of the passes; in float32 the toys are below 1e-6.
+Beyond it something else is wrong: weights, caches, prompts or temperature are not the same."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -269,6 +277,7 @@ def _problems(config: TrainConfig) -> Any:
         yield "algo.dynamic_sampling keeps groups of unequal outcomes; with a critic no group is needed"
     for where, name, least in (
         ("algo", "positive_nll", 0), ("algo", "kl", 0), ("algo", "format_weight", 0), ("algo", "omega", 0),
+        ("algo", "mismatch_warn", 0), ("algo", "mismatch_stop", 0),
         ("algo", "value_pretrain", 0), ("algo", "max_resample_rounds", 1), ("algo", "min_group_size", 1),
         ("optim", "warmup", 0), ("optim", "decay", 0), ("optim", "weight_decay", 0),
         ("optim", "actor_lr", 0), ("optim", "critic_lr", 0), ("imitate", "noise", 0), ("imitate", "episodes", 1),

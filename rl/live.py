@@ -46,6 +46,7 @@ class View:
         self.rewards: list[float] = []
         self._figures: dict[str, float] = {}
         self._rare: dict[str, tuple[float, int]] = {}  # figures that few updates have, and after how many the last was
+        self._alarm = ""  # the last one
         self._said = "the first update is under way"
         self._clock = clock
         self._begin = self._last = clock()
@@ -77,13 +78,17 @@ class View:
         reward = figures.get("reward/outcome")
         if reward is not None and math.isfinite(reward):
             self.rewards.append(reward)
+        found = alarm(figures)
+        self._alarm = found or self._alarm
         if self._live is None:
             self.console.print(Text(line(figures, self.updates)), soft_wrap=True)
+            if found:
+                self.console.print(Text(f"WARNING  {found}", style="bold red"), soft_wrap=True)
         else:
             self._live.refresh()
 
     def screen(self) -> Panel:
-        """What a terminal shows now: at most 16 lines of 78 columns."""
+        """What a terminal shows now: at most 17 lines of 78 columns."""
         figures = self._figures
         if not figures:
             return Panel(Text(f"{self._said}\n{_time(self._clock() - self._begin)}"), title=Text(self.title), width=78)
@@ -119,6 +124,8 @@ class View:
         bars = BARS if "utf" in (self.console.encoding or "").lower() else BARS_ASCII
         spark = Text(f"{sparkline(self.rewards, WIDTH, bars)}  reward")
         parts: list[Any] = [Text(self._progress()), Text(""), spark, Text(""), grid, Text(""), Text("time  " + shares(figures))]
+        if self._alarm:
+            parts.append(Text(self._alarm, style="bold red"))
         return Panel(Group(*parts), title=Text(self.title), width=78)
 
     def _progress(self) -> str:
@@ -158,6 +165,14 @@ def line(figures: Mapping[str, float], updates: int) -> str:
             found.append(f"{label} {form(figures[name])}")
     seconds = sum(value for name, value in figures.items() if name.startswith("seconds/"))
     return "  ".join([*found, f"{seconds:.1f} s"])
+
+
+def alarm(figures: Mapping[str, float]) -> str:
+    """What is wrong with an update whose sampler and trainer are too far apart; empty where nothing is."""
+    if not figures.get("off/alarm"):
+        return ""
+    mean, most = (number_of(figures.get(f"off/abs_dlogp_{name}")) for name in ("mean", "max"))
+    return f"update {int(figures['update']) + 1}: sampler and trainer {mean} nats a token apart, at most {most}"
 
 
 def sparkline(values: list[float], width: int = WIDTH, bars: str = BARS) -> str:

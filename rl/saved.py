@@ -20,7 +20,10 @@ from jaxllm.files import held
 from rl.config import PRESETS, TrainConfig
 
 FILE = "config.json"
-FREE = ("updates", "eval_every", "eval_episodes", "drift_every", "checkpoint_every", "keep")
+FREE = (
+    *("updates", "eval_every", "eval_episodes", "drift_every", "checkpoint_every", "keep"),
+    *("algo.mismatch_warn", "algo.mismatch_stop"),
+)
 """Settings that a run may go on with otherwise: no number of training depends on them."""
 Section = TypeVar("Section")
 

@@ -27,7 +27,7 @@ from jaxllm import sharding
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from rl import critic, drift, groups, losses, metrics, models, placement, tokens, update
-from rl.config import TrainConfig
+from rl.config import MISMATCH, TrainConfig
 from rl.engine import Engine
 from rl.figures import of_update
 from rl.rollout import Budget, Episode, rollout, scripted
@@ -109,6 +109,7 @@ class Trainer:
         scores = update.score(self.setting, self.state, jnp.asarray(batch.tokens))
         shaping, figures = self._shaping(trajectories)
         aims, aimed = update.targets(self.setting, batch, scores, anchors, shaping)
+        figures["off/alarm"] = float(self._alarm(aimed))
         judged = {"values": aims.values, "returns": aims.returns} if self.config.algo.critic else {}
         figures |= aimed
         figures |= of_update(batch, scores[1], [one.env for one in trajectories], self.engine.version, **judged)
@@ -220,6 +221,18 @@ class Trainer:
         return total, {name: float(part.mean()) for name, part in parts.items()}
 
     # Stepping.
+
+    def _alarm(self, figures: dict[str, float]) -> bool:
+        """Whether sampler and trainer are farther apart than by rounding. Raises UserError where that is to end the run."""
+        algo, apart = self.config.algo, figures["off/abs_dlogp_mean"]
+        if algo.mismatch_stop is not None and not apart <= algo.mismatch_stop:
+            raise UserError(
+                f"sampler and trainer are {apart:.3g} nats a token apart ({figures['off/abs_dlogp_max']:.3g} at most), beyond "
+                f"algo.mismatch_stop {algo.mismatch_stop:g}: the run stops before a step. Do both have the same weights, "
+                f"prompts and temperature? A run may go on with another --algo.mismatch-stop"
+            )
+        limit = MISMATCH[self.config.optim.compute_dtype] if algo.mismatch_warn is None else algo.mismatch_warn
+        return not apart <= limit  # NaN is an alarm
 
     def _mini_batches(self, batch: Batch) -> Iterator[np.ndarray]:
         """Rows of each optimiser step: whole groups, in an order that the seed and the update give; -1 for inert rows."""

@@ -1,8 +1,9 @@
-"""What a run tells of itself: which words its neurons stand for, over a restart too."""
+"""What a run tells of itself: which words its neurons stand for, and whether its sampler and trainer agree."""
 
 import dataclasses
 import io
 import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from jaxllm import params, sharding
 from jaxllm.errors import UserError
 from rl import drift, live, metrics, models, placement, trainer
 from rl.bytes import VOCAB_SIZE, byte_tokenizer
-from rl.config import Optim
+from rl.config import Optim, TrainConfig
 
+APART = ("off/abs_dlogp_mean", "off/abs_dlogp_max")
 SETTINGS = {
     "updates": 3,
     "drift_every": 1,
@@ -210,3 +212,90 @@ def shown(view: live.View) -> str:
     with view.console.capture() as found:
         view.console.print(view.screen())
     return found.get()
+
+
+# Sampler and trainer.
+
+
+def corrupt(run: trainer.Trainer) -> None:
+    """Changes one number in the sampler's copy of the weights: of the embedding of the byte that ends a line."""
+    table = run.engine._params["embed_tokens"]["weight"]
+    run.engine._params = run.engine._params | {"embed_tokens": {"weight": table.at[10, 0].add(1.0)}}
+
+
+def standing(whole: trainer.Trainer, folder: Path, **settings) -> trainer.Trainer:
+    """A trainer that stands after the first update of the whole run."""
+    run = small_run.make(begun(whole, folder), **SETTINGS | {"drift_every": 0} | settings)
+    run.state, run.counters = run.checkpoints.restore(run.state)
+    run._send()
+    return run
+
+
+def test_one_wrong_number_in_the_sampler_raises_the_alarm_in_that_update(whole, tmp_path: Path):
+    assert [row["off/alarm"] for row in metrics.read(whole.folder)] == [0.0] * 3
+    assert max(row["off/ratio_max"] for row in metrics.read(whole.folder)) < 1 + 1e-4
+    run = standing(whole, tmp_path)
+    corrupt(run)
+    figures = run.iterate()
+    assert figures["off/alarm"] == 1
+    assert figures["off/abs_dlogp_mean"] > 1e-3
+    assert figures["off/ratio_min"] < 0.99
+    assert figures["off/ratio_max"] > 1.01
+    assert figures["off/kl_k3"] > 0
+    assert run.iterate()["off/alarm"] == 0  # the update has published the right weights
+
+
+def limited(config: TrainConfig, **limits: float) -> TrainConfig:
+    return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **limits))
+
+
+def test_thresholds_are_settings(whole, tmp_path: Path):
+    run = standing(whole, tmp_path)
+    plain = run.config
+    corrupt(run)
+    before = jax.device_get((run.state.policy, run.state.critic))
+    run.config = limited(plain, mismatch_stop=1e-3)
+    with pytest.raises(
+        UserError, match=r"nats a token apart .* beyond algo\.mismatch_stop 0\.001: the run stops before a step"
+    ):
+        run.iterate()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get((run.state.policy, run.state.critic)), before)
+    run.config = limited(plain, mismatch_warn=99.0)
+    assert run.iterate()["off/alarm"] == 0
+    run.config = limited(plain, mismatch_warn=0.0)
+    assert run.iterate()["off/alarm"] == 1  # rounding
+    small_run.make(tmp_path, **SETTINGS | {"algo": limited(plain, mismatch_stop=9.0).algo})  # may differ when a run goes on
+
+
+def alarm_of(config: TrainConfig, apart: float) -> bool:
+    return trainer.Trainer._alarm(types.SimpleNamespace(config=config), dict.fromkeys(APART, apart))
+
+
+def test_what_is_no_number_is_an_alarm():
+    assert alarm_of(small_run.CONFIG, float("nan"))
+    with pytest.raises(UserError, match="nan nats a token apart"):
+        alarm_of(limited(small_run.CONFIG, mismatch_stop=1.0), float("nan"))
+
+
+def test_rounding_of_bfloat16_is_no_alarm():
+    half = dataclasses.replace(small_run.CONFIG.optim, compute_dtype="bfloat16")
+    assert alarm_of(small_run.CONFIG, 0.01)
+    assert not alarm_of(dataclasses.replace(small_run.CONFIG, optim=half), 0.01)
+
+
+def test_an_alarm_stays_on_the_screen_and_is_a_line_elsewhere():
+    wrong = {"update": 36, "off/alarm": 1.0, "off/abs_dlogp_mean": 0.312, "off/abs_dlogp_max": 4.213}
+    said = "update 37: sampler and trainer 0.312 nats a token apart, at most 4.213"
+    view = live.View(Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None), "run", 99)
+    view.show(wrong | {"drift/match": 1.0})
+    view.show({"update": 37, "off/alarm": 0.0})
+    assert said in shown(view)
+    assert len(shown(view).splitlines()) == 17
+    out = io.StringIO()
+    with live.View(Console(file=out, width=160), "run", 99) as view:
+        view.show(wrong)
+        view.show({"update": 37, "off/alarm": 0.0})
+    first, second, third = out.getvalue().splitlines()
+    assert first.startswith("update 37/99")
+    assert second == f"WARNING  {said}"
+    assert third.startswith("update 38/99")
