@@ -313,11 +313,11 @@ class Places:
         return Client(address, token)
 
     def _start_own(self) -> None:
-        from envs.server import Client, Server
+        from envs.server import Server
 
         patterns, settings = self._settings
         self._server = Server(patterns, **settings)
-        self._clients = [Client(self._server.address, self._server.token, alive=self._server.alive)]
+        self._clients = [self._server.client]
 
     def _revive(self, link: int) -> None:
         """Starts the own server again if it has died, within a budget."""

@@ -1,8 +1,8 @@
 """Step servers: environments in processes of their own, stepped in batches, that lose nothing when something dies.
 
-    with Server(["games/*"]) as server, Client(server.address, server.token) as client:
-        session, spec = client.create("games/sokoban")
-        first = client.reset(session, seed=1)
+    with Server(["games/*"]) as server:
+        session, spec = server.client.create("games/sokoban")
+        first = server.client.reset(session, seed=1)
 
 `envs.make_vec` does this for many at once. See `envs.server.router` for what is promised.
 """

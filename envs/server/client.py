@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from envs.api import Action, EnvSpec, Invalid, Obs, Task
 from envs.server import wire
 from envs.server.arena import Slots
 from envs.server.connection import PATIENCE, Connection
+from envs.server.transport import LinkTransport
 from jaxllm.errors import UserError
 
 LONGEST_PAYLOAD = wire.LIMIT - 4096
@@ -60,6 +59,7 @@ class Client(Connection):
       patience: seconds without a word from the server, after which its sessions count as lost.
       heartbeat: keep the leases while this process lives, however long it thinks.
       alive: says whether the server's process lives, where somebody knows.
+      transport: in place of the token, for the process that started the server (`envs.server.Server.client`).
 
     Raises UserError for a wrong token, `ServerGoneError` if nobody answers.
     """
@@ -72,13 +72,14 @@ class Client(Connection):
         patience: float = PATIENCE,
         heartbeat: bool = True,
         alive: Callable[[], bool] = lambda: True,
+        transport: LinkTransport | None = None,
     ):
         self._handles: dict[int, Handle] = {}
         self._sessions = 0
         self._requests = 0
         self._ready: deque[Reply] = deque()
         self._controls: dict[int, Reply] = {}  # of ping and stats
-        super().__init__(address, token, patience=patience, heartbeat=heartbeat, alive=alive)
+        super().__init__(address, token, patience=patience, heartbeat=heartbeat, alive=alive, transport=transport)
 
     # One operation at a time.
 
@@ -210,8 +211,8 @@ class Client(Connection):
 
     # Messages.
 
-    def _on_message(self, frames: list[zmq.Frame]) -> None:
-        head = wire.header(frames[0].buffer)
+    def _on_message(self, frames: list[Any]) -> None:
+        head = wire.header(frames[0])
         kind = head["kind"]
         if kind == "reply":
             for session, *room in head["arenas"]:
@@ -242,7 +243,7 @@ class Client(Connection):
                 if handle.pending is not None and handle.pending[3] == head["req"]:
                     self._settle(handle, "BAD_REQUEST", text)
 
-    def _on_record(self, record: list[Any], frames: Sequence[zmq.Frame]) -> None:
+    def _on_record(self, record: list[Any], frames: Sequence[Any]) -> None:
         session, step, status, ms, result, _, slot, generation = record
         if session < 0:
             value = wire.unpack(result)[5]
@@ -260,7 +261,7 @@ class Client(Connection):
                 return
             result, data = found
         obs, reward, terminated, truncated, info, value = wire.unpack(result)
-        seen = Obs() if obs is None else wire.unpack_obs(obs, [frame.buffer for frame in frames] if frames else (), data)
+        seen = Obs() if obs is None else wire.unpack_obs(obs, frames, data)
         if pending[1] == "create" and status == "OK":
             value = wire.unpack_spec(value)
         handle.pending = None

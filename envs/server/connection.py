@@ -1,7 +1,6 @@
-"""A connection to a step server: the socket, the token, the leases, and what silence means."""
+"""A connection to a step server: the token, the leases, and what silence means."""
 
 import abc
-import contextlib
 import math
 import os
 import threading
@@ -14,15 +13,12 @@ import zmq
 
 from envs.server import auth, wire
 from envs.server.router import BOOT
-from jaxllm.errors import UserError
+from envs.server.transport import LinkTransport, Transport, ZmqTransport
 
 RESEND = 2.0  # seconds without a word, after which the server is asked again; then twice as long each time
 LONGEST_RESEND = 16.0
 PATIENCE = 60.0  # seconds without a word, after which a server counts as gone
-RECONNECT_MS = 50  # until the first attempt to connect again; then twice as long each time
-LONGEST_RECONNECT_MS = 2000
-MESSAGES = 1000  # taken from the socket at once
-_READABLE = int(zmq.POLLIN)
+LINGER = 0.2  # seconds that what was sent may take when a connection ends
 
 
 class ServerGoneError(ConnectionError):
@@ -40,13 +36,12 @@ class Connection(abc.ABC):
         patience: float = PATIENCE,
         heartbeat: bool = True,
         alive: Callable[[], bool] = lambda: True,
+        transport: LinkTransport | None = None,
     ):
         self.address = address
-        self._token, self._server_key = auth.split(auth.read(token))
         self._patience, self._alive = patience, alive
-        self._identity = b"c" + os.urandom(16)
-        self._context = zmq.Context()
-        self._socket = self._open_socket(self._identity)
+        self._token, key = auth.split(auth.read(token)) if transport is None else ("", None)
+        self._transport: Transport = transport or ZmqTransport(address, key, b"c" + os.urandom(16))
         self._waiting = 0  # operations without an answer
         self._heard_word()
         self._run: str | None = None  # the server's, once it has said welcome
@@ -58,14 +53,14 @@ class Connection(abc.ABC):
             self._hello()
             self._wait_until(lambda: self._run is not None, patience, f"{address}: no step server answers here")
         except BaseException:
-            self._context.destroy(linger=0)
+            self._transport.close(0)
             raise
-        if heartbeat:
-            self._heart = threading.Thread(target=self._beat, daemon=True, name="step-server-leases")
+        if heartbeat and isinstance(self._transport, ZmqTransport):  # over a link none is needed
+            self._heart = threading.Thread(target=self._beat, args=(self._transport,), daemon=True, name="step-server-leases")
             self._heart.start()
 
     @abc.abstractmethod
-    def _on_message(self, frames: list[zmq.Frame]) -> None:
+    def _on_message(self, frames: list[Any]) -> None:
         """Takes in a message."""
 
     @abc.abstractmethod
@@ -76,26 +71,6 @@ class Connection(abc.ABC):
     def _again(self) -> None:
         """Asks again for what waits."""
 
-    def _open_socket(self, identity: bytes) -> zmq.Socket:
-        socket = self._context.socket(zmq.DEALER)
-        socket.linger = 200
-        socket.routing_id = identity
-        socket.set_hwm(1000)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        if self._server_key:
-            public, secret = zmq.curve_keypair()
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        try:
-            socket.connect(self.address)
-        except zmq.ZMQError as error:
-            raise UserError(f"{self.address}: {error}; a server prints its address, such as tcp://127.0.0.1:5555") from error
-        return socket
-
     def __enter__(self) -> Self:
         return self
 
@@ -103,12 +78,11 @@ class Connection(abc.ABC):
         self.close_all()
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a message may be there: see ZMQ_FD. Call `poll` after each `post` as well."""
-        return int(self._socket.getsockopt(zmq.FD))
+        """A descriptor that becomes readable when a message may be there. Call `poll` after each `post` as well."""
+        return self._transport.fileno()
 
     def _send(self, kind: str, fields: Mapping[str, Any]) -> None:
-        with contextlib.suppress(zmq.Again):  # nobody takes our messages: they are sent again
-            self._socket.send(wire.message(kind, fields), zmq.NOBLOCK)
+        self._transport.send(wire.message(kind, fields))  # or not, if nobody takes our messages: they are sent again
 
     def _hello(self) -> None:
         boot = BOOT.read_text().strip() if BOOT.exists() else ""
@@ -123,14 +97,11 @@ class Connection(abc.ABC):
             self._receive(min(left, 0.2))
 
     def _receive(self, timeout: float) -> None:
-        if self._socket.poll(math.ceil(timeout * 1e3)):
-            with contextlib.suppress(zmq.Again):
-                for _ in range(MESSAGES):
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    self._heard_word()
-                    self._on_message(frames)
-                    if not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
-                        return  # in a tenth of the time that the exception takes
+        messages = self._transport.receive(timeout)
+        if messages:
+            self._heard_word()
+            for frames in messages:
+                self._on_message(frames)
         elif self._waiting or self._run is None:
             self._on_silence(time.monotonic())
 
@@ -152,18 +123,16 @@ class Connection(abc.ABC):
             else:
                 self._again()
 
-    def _beat(self) -> None:
+    def _beat(self, transport: ZmqTransport) -> None:
         """Keeps the leases, from a thread and a socket of its own."""
-        socket = self._open_socket(b"h" + os.urandom(16))
+        own = transport.twin(b"h" + os.urandom(16))
         try:
             while not self._over.wait(self.lease / 4):
-                with contextlib.suppress(zmq.ZMQError):
-                    socket.send(wire.message("hello", {"token": self._token}), zmq.NOBLOCK)
-                    socket.send(wire.message("renew", {"client": self._identity}), zmq.NOBLOCK)
-                    while True:
-                        socket.recv(zmq.NOBLOCK)
+                own.send(wire.message("hello", {"token": self._token}))
+                own.send(wire.message("renew", {"client": transport.identity}))
+                own.receive(0.0)
         finally:
-            socket.close(linger=0)
+            own.close(0)
 
     def close_all(self) -> None:
         """Ends every session and the connection; may be called twice."""
@@ -174,12 +143,12 @@ class Connection(abc.ABC):
         if self._heart is not None:
             self._heart.join()
         self._send("bye", {})
-        self._context.destroy(linger=200)
+        self._transport.close(LINGER)
 
 
 def wait_any(clients: Sequence[Connection], timeout: float) -> None:
     """Waits until one of several connections has a message, at most `timeout` seconds."""
     poller = zmq.Poller()
     for client in clients:
-        poller.register(client._socket, zmq.POLLIN)
+        poller.register(client._transport.source, zmq.POLLIN)
     poller.poll(math.ceil(timeout * 1e3))

@@ -5,17 +5,24 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from envs.server import arena, auth, discover, settings
+from envs.server.link import Link
+from envs.server.transport import LinkTransport
 from jaxllm.errors import UserError
+
+if TYPE_CHECKING:
+    from envs.server.client import Client
 
 START_SECONDS = 60.0  # that a server may take until it serves
 STOP_SECONDS = 10.0  # that it may take to end its workers
@@ -26,7 +33,7 @@ class Server:
     """A step server in a process of its own, which ends with this one, or with the context.
 
         with Server(["games/*"], workers=2) as server:
-            client = Client(server.address, server.token)
+            session, spec = server.client.create("games/sokoban")
 
     Args:
       patterns: names that it may make; ``mine:*`` for factories of your own module.
@@ -48,19 +55,19 @@ class Server:
     def __init__(self, patterns: Sequence[str], **given: Any):
         options = settings.checked(patterns, **given)
         self.address = self.token = ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "envs.server.launch"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-        )
-        assert self._process.stdin is not None
+        ours, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "envs.server.launch"],
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            )
+        self._transport = _transport(ours)
         try:
-            self._process.stdin.write(json.dumps(options) + "\n")
-            self._process.stdin.flush()
-            started = _read_line(self._process, START_SECONDS)
+            self._transport.send(json.dumps(options).encode())
+            started = self._first_word()
             if "error" in started:
                 raise UserError(started["error"])
             self.address, self.token, self.token_file = started["address"], started["token"], Path(started["token_file"])
@@ -74,23 +81,33 @@ class Server:
         """Of the server's process."""
         return self._process.pid
 
+    @cached_property
+    def client(self) -> "Client":
+        """The client of this process: no other has so short a way to the server. One for all of its life."""
+        from envs.server.client import Client
+
+        return Client(self.address, alive=self.alive, transport=self._transport)
+
     def alive(self) -> bool:
         """Whether the server's process lives."""
-        return self._process.poll() is None
+        return not self._transport.link.ended and self._process.poll() is None
 
     def close(self) -> None:
         """Ends the server and all that it started; may be called twice."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        self._transport.link.close()
         try:
-            process.wait(STOP_SECONDS)
+            self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+            self._process.kill()
+            self._process.wait()
+
+    def _first_word(self) -> dict[str, Any]:
+        messages = self._transport.receive(START_SECONDS)
+        if messages:
+            return json.loads(messages[0][0])
+        if self._transport.link.ended:
+            raise UserError(f"the step server ended while it started, with exit code {self._process.wait()}; its log says why")
+        raise UserError(f"the step server did not start within {START_SECONDS:g} s")
 
     def __enter__(self) -> "Server":
         return self
@@ -99,16 +116,9 @@ class Server:
         self.close()
 
 
-def _read_line(process: subprocess.Popen, seconds: float) -> dict[str, Any]:
-    import select
-
-    assert process.stdout is not None
-    if not select.select([process.stdout], [], [], seconds)[0]:
-        raise UserError(f"the step server did not start within {seconds:g} s")
-    line = process.stdout.readline()
-    if not line:
-        raise UserError(f"the step server ended while it started, with exit code {process.wait()}; its log says why")
-    return json.loads(line)
+def _transport(end: socket.socket) -> LinkTransport:
+    end.setblocking(False)
+    return LinkTransport(Link(end))
 
 
 def serve(patterns: Sequence[str], **given: Any) -> int:
@@ -126,20 +136,23 @@ def serve(patterns: Sequence[str], **given: Any) -> int:
 
 
 def main() -> None:
-    """The process of a `Server`: settings come as a line of JSON; the end of input is the end."""
+    """The process of a `Server`: its input is the link, whose first message holds the settings, and whose end is the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    options = json.loads(sys.stdin.readline())
-    out: TextIO = sys.stdout
+    transport = _transport(socket.socket(fileno=sys.stdin.fileno()))
+    options = transport.receive(START_SECONDS)
+    if not options:
+        sys.exit(1)  # nobody is there any more
+
+    def tell(word: dict[str, Any]) -> None:
+        transport.send(json.dumps(word).encode())
 
     def started(address: str, token_file: Path, token: str, metrics: str | None) -> None:
-        told = {"address": address, "token_file": str(token_file), "token": token, "metrics": metrics}
-        out.write(json.dumps(told) + "\n")
-        out.flush()
+        tell({"address": address, "token_file": str(token_file), "token": token, "metrics": metrics})
 
     try:
-        code = _run(options, started, sys.stdin.fileno())
+        code = _run(json.loads(options[0][0]), started, transport.link)
     except UserError as error:
-        out.write(json.dumps({"error": str(error)}) + "\n")
+        tell({"error": str(error)})
         code = 1
     sys.exit(code)
 
@@ -164,7 +177,7 @@ def _folder() -> Path:
     return folder
 
 
-def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None], None], liveness: int | None) -> int:
+def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None], None], owner: Link | None) -> int:
     import zmq
 
     from envs.sandbox import cgroups
@@ -219,6 +232,7 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
                 token,
                 options["patterns"],
                 pool,
+                owner,
                 secret_key=secret,
                 max_sessions=options["max_sessions"],
                 lease=options["lease"],
@@ -238,7 +252,7 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
             running.stop()
 
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGTERM, *([signal.SIGINT] if liveness is None else [])):
+            for name in (signal.SIGTERM, *([signal.SIGINT] if owner is None else [])):
                 before[name] = signal.signal(name, stop)
         if options["metrics_port"] is not None:
             from envs.server.metrics import start_page
@@ -246,7 +260,7 @@ def _run(options: dict[str, Any], started: Callable[[str, Path, str, str | None]
             page = start_page(options["metrics_port"], router.address, token)
         figures = None if page is None else f"http://127.0.0.1:{page.server_port}/metrics"
         started(router.address, token_file, token, figures)
-        router.run(liveness)
+        router.run()
     finally:
         if page is not None:
             page.shutdown()

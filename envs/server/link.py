@@ -1,7 +1,7 @@
-"""The way between a router and one of its workers: whole messages of frames over a pair of sockets that nobody else can open.
+"""The way between a router and a worker, or the process that started it: messages over sockets that nobody else can open.
 
-A message is the number of its frames, the length of each, and the frames. The router's end never blocks: what a worker does not
-take yet is kept here, and is little, since a session has one operation at a time.
+A message is the number of its frames, the length of each, and the frames. The router's end never blocks: what the other does
+not take yet is kept here, and is little, since a session has one operation at a time.
 """
 
 import socket
@@ -12,7 +12,8 @@ from typing import Any
 
 from envs.server.wire import HARD_LIMIT
 
-CHUNK = 1 << 18  # bytes taken at once
+CHUNK = 1 << 16  # bytes taken at once; for room for more, memory is mapped each time, in 20 times the time
+HIGH_WATER = 1000  # messages to a client, or of one, that wait; more are dropped, and asked for again by a client that lives
 FRAMES = 1 << 16  # of a message at most
 _COUNT = struct.Struct("<I")
 
@@ -24,11 +25,16 @@ class Link:
         self._end = end
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
-        self.ended = False  # the other end is closed and all that it sent was received, or it sent what nobody of ours does
+        self.ended = False  # an end is closed and all that came was received, or the other sent what nobody of ours does
 
     def fileno(self) -> int:
         """The descriptor, to wait for."""
         return self._end.fileno()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages the other end has not taken, or not whole."""
+        return len(self._out)
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Sends a message; whether nothing of it or of earlier ones waits for `flush`. Copies what it keeps."""
@@ -87,4 +93,5 @@ class Link:
 
     def close(self) -> None:
         """Closes this end."""
+        self.ended = True
         self._end.close()

@@ -5,27 +5,24 @@ one operation at a time, numbered; the number that comes next is done, the last 
 STALE_STEP. A worker's death or a deadline ends its sessions and nothing else.
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from envs.server import arena, auth, wire
+from envs.server.front import OWNER, Front
+from envs.server.link import Link
 from envs.server.sessions import CRASHES, OK, Sessions
 from envs.server.supervise import Pool, Process
 from envs.server.table import Client, Pending, Request, Session
 
-MESSAGES = 64  # taken from a socket before the others have their turn
-HIGH_WATER = 1000  # messages to one peer that wait; more are dropped, and asked for again by a client that lives
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Router(Sessions):
-    """A server's sockets, sessions and loop. `run` returns when `stop` is called or the liveness descriptor ends."""
+    """A server's sockets, sessions and loop. `run` returns when `stop` is called or the owner's link ends."""
 
     def __init__(
         self,
@@ -35,6 +32,7 @@ class Router(Sessions):
         token: str,
         patterns: list[str],
         pool: Pool,
+        owner: Link | None = None,
         *,
         secret_key: bytes | None = None,
         max_sessions: int = 256,
@@ -45,20 +43,8 @@ class Router(Sessions):
         super().__init__(prefix, patterns, pool, max_sessions, lease, deadlines or {}, log)
         self._token = auth.split(token)[0]
         self._boot = BOOT.read_text().strip() if BOOT.exists() else ""
-        self._context = zmq.Context()
-        self._front = self._context.socket(zmq.ROUTER)
-        self._front.linger = 0
-        self._front.set_hwm(HIGH_WATER)
-        self._front.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._front.setsockopt(zmq.MAXMSGSIZE, wire.HARD_LIMIT)
-        self._front.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        self._front.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        if secret_key:
-            self._front.setsockopt(zmq.CURVE_SERVER, 1)
-            self._front.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
-        self._front.bind(bind)
-        self.address = self._front.get_string(zmq.LAST_ENDPOINT)
+        self._front = Front(bind, secret_key, owner)
+        self.address = self._front.address
         self._replies: dict[Client, None] = {}  # clients to whom something is to be sent
         self._stopping = False
 
@@ -66,18 +52,13 @@ class Router(Sessions):
         """Lets `run` return; may be called from a signal handler."""
         self._stopping = True
 
-    def run(self, liveness: int | None = None) -> None:
-        """Serves until `stop`, or until the descriptor `liveness` is readable: its other end is closed."""
-        poller = zmq.Poller()
+    def run(self) -> None:
+        """Serves until `stop`, or until the owner is gone."""
         workers = self.pool.epoll.fileno()
-        for source in (self._front, workers, *([] if liveness is None else [liveness])):
-            poller.register(source, zmq.POLLIN)
-        while not self._stopping:
-            now = time.monotonic()
-            wait = max(0.0, min(self._next_look, self._next_tick) - now)
-            ready = dict(poller.poll(int(wait * 1e3) + 1))
-            if liveness is not None and liveness in ready:
-                return
+        self._front.watch(workers)
+        while not (self._stopping or self._front.ended):
+            wait = max(0.0, min(self._next_look, self._next_tick) - time.monotonic())
+            ready = self._front.wait(wait)
             if workers in ready:
                 talking, dead = self.pool.events()
                 for process in talking:
@@ -87,8 +68,8 @@ class Router(Sessions):
                         pass
                     process.link.close()
                     self._on_death(process)
-            if self._front in ready:
-                self._take_in()
+            for identity, frames in self._front.receive(ready):
+                self._on_client(identity, frames)
             now = time.monotonic()
             if now >= self._next_look:
                 self._look_at_deadlines(now)
@@ -99,30 +80,21 @@ class Router(Sessions):
     def close(self) -> None:
         """Ends the workers, closes the sockets, removes the shared memory."""
         self.pool.close()
-        self._context.destroy(linger=200)
+        self._front.close()
         for path in arena.ROOT.glob(self.prefix + "*"):
             path.unlink(missing_ok=True)
 
-    def _take_in(self) -> None:
-        with contextlib.suppress(zmq.Again):
-            for _ in range(MESSAGES):
-                self._on_client(self._front.recv_multipart(zmq.NOBLOCK, copy=False))
-                if not int(self._front.getsockopt(zmq.EVENTS)) & _READABLE:
-                    return  # in a tenth of the time that the exception takes
-
     # Clients.
 
-    def _on_client(self, frames: list[zmq.Frame]) -> None:
-        identity = frames[0].bytes
+    def _on_client(self, identity: bytes, frames: list[Any]) -> None:
         now = time.monotonic()
         request = 0
         try:
-            size = sum(len(frame) for frame in frames[1:])
-            if len(frames) != 2:
-                raise wire.WireError(f"a message has one frame, not {len(frames) - 1}")
-            if size > wire.LIMIT:
+            if len(frames) != 1:
+                raise wire.WireError(f"a message has one frame, not {len(frames)}")
+            if (size := len(frames[0])) > wire.LIMIT:
                 raise wire.WireError(f"a message of {size / 2**20:.1f} MiB; at most {wire.LIMIT >> 20} MiB")
-            head = wire.header(frames[1].buffer)
+            head = wire.header(frames[0])
             kind = head["kind"]
             number = head.get("req", 0)
             request = number if isinstance(number, int) else 0
@@ -151,13 +123,14 @@ class Router(Sessions):
             self._send_front(identity, "error", fields)
 
     def _hello(self, identity: bytes, head: dict[str, Any], now: float) -> None:
-        if not auth.same(head.get("token"), self._token):
+        if identity != OWNER and not auth.same(head.get("token"), self._token):
             self.figures.errors["BAD_TOKEN"] += 1
             self._send_front(identity, "error", {"code": "token", "message": "wrong token"})
             return
         client = self._clients.get(identity)
         if client is None:
-            client = self._clients[identity] = Client(identity, bool(self._boot) and head.get("boot") == self._boot, now)
+            same_host = identity == OWNER or (bool(self._boot) and head.get("boot") == self._boot)
+            client = self._clients[identity] = Client(identity, same_host, now)
         client.seen = now
         self._send_front(identity, "welcome", {"run": self.prefix, "lease": self.lease, "sessions": len(client.sessions)})
 
@@ -276,6 +249,11 @@ class Router(Sessions):
         assert session.process is not None
         self._hand(session.process, [session.key, step, op, payload, slot])
 
+    def _tick(self, now: float) -> None:
+        if (owner := self._clients.get(OWNER)) is not None:
+            owner.seen = now  # it lives, for its link is open
+        super()._tick(now)
+
     # Workers.
 
     def _hear(self, process: Process) -> int:
@@ -369,11 +347,8 @@ class Router(Sessions):
         self._work_for.clear()
 
     def _send_front(self, identity: bytes, kind: str, fields: Mapping[str, Any], frames: list[Any] | None = None) -> None:
-        try:
-            self._front.send_multipart([identity, wire.message(kind, fields), *(frames or ())], zmq.NOBLOCK)
-        except zmq.ZMQError:
+        if not self._front.send(identity, [wire.message(kind, fields), *(frames or ())]):
             self.figures.errors["UNDELIVERED"] += 1  # gone, or not reading: it asks again if it lives
 
 
-_READABLE = int(zmq.POLLIN)
 _ITEM = [{int}, {int}, {str}, {bytes}, {int}]  # types of the parts of items
