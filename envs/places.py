@@ -222,13 +222,13 @@ class Places:
 
     def _collect(self, places: Sequence[Place]) -> "list[tuple[Place, Reply]]":
         """The results of some places in this order, when all are there; those of others stay for `recv`."""
-        wanted = set(map(id, places))
-        found: dict[int, tuple[Place, Reply]] = {}
+        wanted = set(places)
+        found: dict[Place, Reply] = {}
         while True:
             others: deque[tuple[Place, Reply]] = deque()
             for row in self._inbox:
-                if id(row[0]) in wanted:
-                    found[id(row[0])] = row
+                if row[0] in wanted:
+                    found[row[0]] = row[1]
                 else:
                     others.append(row)
             self._inbox = others
@@ -237,7 +237,7 @@ class Places:
             self._pump(LONG)
         for place in places:
             place.busy = False
-        return [found[id(place)] for place in places]
+        return [(place, found[place]) for place in places]
 
     # Resets ahead.
 

@@ -279,13 +279,13 @@ class Vector(Places):
 
 
 def _batch(rows: "Sequence[tuple[Place, Reply]]") -> Batch:
-    k = len(rows)
+    replies = [reply for _, reply in rows]
     return Batch(
-        np.fromiter((place.id for place, _ in rows), np.int64, k),
-        [reply.obs for _, reply in rows],
-        np.fromiter((reply.reward for _, reply in rows), np.float64, k),
-        np.fromiter((reply.terminated for _, reply in rows), bool, k),
-        np.fromiter((reply.truncated for _, reply in rows), bool, k),
-        [reply.info for _, reply in rows],
-        [reply.status for _, reply in rows],
+        np.array([place.id for place, _ in rows], np.int64),
+        [reply.obs for reply in replies],
+        np.array([reply.reward for reply in replies], np.float64),
+        np.array([reply.terminated for reply in replies], bool),
+        np.array([reply.truncated for reply in replies], bool),
+        [reply.info for reply in replies],
+        [reply.status for reply in replies],
     )
