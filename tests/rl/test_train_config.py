@@ -11,7 +11,7 @@ from envs import toys
 from jaxllm import params
 from jaxllm.errors import UserError
 from rl import saved
-from rl.config import PRESETS, TINY, TrainConfig
+from rl.config import PRESETS, RECIPES, TINY, TrainConfig, with_algorithm
 from rl.losses import ESTIMATORS, REDUCTIONS
 
 
@@ -202,3 +202,10 @@ def test_a_file_is_no_folder_of_a_run(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be the folder of a run"), saved.only_writer(tmp_path / "file" / "run", BASE):
         pass
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_leaves_nothing_of_another(name):
+    plain = PRESETS["toy-keys"]
+    for before in RECIPES:
+        assert with_algorithm(with_algorithm(plain, before), name) == with_algorithm(plain, name)
