@@ -76,12 +76,26 @@ def gae(
     discount = jnp.broadcast_to(column(gamma), mask.shape)
     if turn_id is not None:
         changes = _next(turn_id, mask, turn_id[:, -1:]) != turn_id
-        last = jnp.arange(mask.shape[1]) == mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)[:, None]
-        discount = jnp.where(changes & ~last, discount * gamma_turn, discount)
+        inside = jnp.arange(mask.shape[1]) != _last(mask)
+        discount = jnp.where(changes & inside, discount * gamma_turn, discount)
     delta = jnp.where(mask, rewards + discount * following - values, 0)
     decay = jnp.where(mask, discount * column(lam), 1)
     advantages = jnp.where(mask, (_associative if associative else _sequential)(delta, decay, mask), 0)
     return Gae(advantages, jnp.where(mask, advantages + values, 0))
+
+
+def bootstrap(after: jax.Array, mask: jax.Array, truncated: jax.Array) -> jax.Array:
+    """[B] the ``boot`` of `gae` where a limit cuts episodes short: the value of the state after the last policy token.
+
+    It is 0 where the episode ended by itself, and for a row without policy tokens (Pardo et al., arXiv 1712.00378).
+
+    Args:
+      after: [B, T] value of the state after each token.
+      mask: bool [B, T].
+      truncated: bool [B], as the rollout has it: the length of a row does not tell.
+    """
+    last = jnp.take_along_axis(after, _last(mask), axis=1)[:, 0]
+    return lax.stop_gradient(jnp.where(truncated & mask.any(axis=1), last, 0))
 
 
 def decoupled_gae(
@@ -184,6 +198,11 @@ def chains(mask: np.ndarray, traj_id: np.ndarray, order: np.ndarray, length: int
     for chain, positions in zip(index, found, strict=True):
         chain[: len(positions)] = positions
     return Chains(index, (B, T))
+
+
+def _last(mask: jax.Array) -> jax.Array:
+    """[B, 1] position of the last policy token."""
+    return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)[:, None]
 
 
 def _next(x: jax.Array, mask: jax.Array, last: jax.Array) -> jax.Array:

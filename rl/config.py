@@ -46,6 +46,9 @@ class Algo:
     """of the adaptive lambda (VAPO: 0.05)"""
     lambda_critic: float = 1.0
     """lambda of the critic's targets (VC-PPO, VAPO: 1)"""
+    bootstrap_truncated: bool = False
+    """whether an episode that a limit of turns, tokens or time cut short is worth what the critic says of its last state; by
+    default nothing follows, as its outcome was judged there"""
     value_pretrain: int = 50
     """most updates of the critic alone before the first of the policy (VC-PPO); 0 for none"""
     eps_low: float = 0.2
@@ -102,7 +105,7 @@ class Algo:
 
 
 MISMATCH = {"float32": 1e-4, "bfloat16": 0.05}
-"""Nats a token by which rounding may set sampler and trainer apart, by the dtype of the passes; in float32 the toys are below 1e-6.
+"""Nats a token by which rounding may set sampler and trainer apart, by the dtype of the passes (on the toys it is below 1e-6).
 Beyond it something else is wrong: weights, caches, prompts or temperature are not the same."""
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -273,6 +276,8 @@ def _problems(config: TrainConfig) -> Any:
         yield "algo.denominator belongs to algo.reduction fixed_denominator, and that needs it"
     if not algo.critic and play.group_size < 2:
         yield f"algo.name {algo.name} compares the episodes of a group: rollout.group_size must be at least 2"
+    if algo.bootstrap_truncated and not algo.critic:
+        yield f"algo.bootstrap_truncated asks a critic, and algo.name {algo.name} has none"
     if algo.dynamic_sampling and algo.critic:
         yield "algo.dynamic_sampling keeps groups of unequal outcomes; with a critic no group is needed"
     for where, name, least in (

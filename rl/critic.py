@@ -30,7 +30,7 @@ def init(cfg: Config, *, trunk: Params | None = None, bias: float = 0.0, dtype: 
     return {"head": head} if trunk is None else {"trunk": trunk, "head": head}
 
 
-def values(
+def after(
     critic: Critic,
     cfg: Config,
     tokens: jax.Array,
@@ -39,7 +39,7 @@ def values(
     remat: bool = False,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """[B, T] float32: the value of the state before each token; position 0 holds 0.
+    """[B, T] float32: the value of the state after each token.
 
     Args:
       tokens: [B, T] int32.
@@ -51,17 +51,11 @@ def values(
     trunk = critic.get("trunk", None if policy is None else lax.stop_gradient(policy))
     if trunk is None:
         raise ValueError("a critic without a trunk needs the policy's parameters")
-    hidden = model.forward(trunk, cfg, tokens, remat=remat, mesh=mesh)[:, :-1].astype(jnp.float32)
+    hidden = model.forward(trunk, cfg, tokens, remat=remat, mesh=mesh).astype(jnp.float32)
     head = critic["head"]
-    return to_tokens(hidden @ head["weight"].astype(jnp.float32) + head["bias"].astype(jnp.float32))
+    return hidden @ head["weight"].astype(jnp.float32) + head["bias"].astype(jnp.float32)
 
 
-def state_values(
-    critic: Critic, cfg: Config, tokens: jax.Array, lengths: jax.Array, *, policy: Params | None = None, **options: Any
-):
-    """[B] float32: the value of the state after the first ``lengths`` tokens of each row, as the bootstrap of a cut episode.
-
-    Computed by one more token of padding, whose own id does not matter.
-    """
-    longer = jnp.pad(tokens, ((0, 0), (0, 1)))
-    return values(critic, cfg, longer, policy=policy, **options)[jnp.arange(tokens.shape[0]), lengths]
+def values(critic: Critic, cfg: Config, tokens: jax.Array, **options: Any) -> jax.Array:
+    """[B, T] float32: the value of the state before each token; position 0 holds 0. Arguments and errors as of `after`."""
+    return to_tokens(after(critic, cfg, tokens, **options)[:, :-1])

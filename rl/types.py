@@ -37,8 +37,8 @@ class Stop(enum.Enum):
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit cut the episode short."""
-        return self in (Stop.MAX_TURNS, Stop.MAX_TOKENS, Stop.CONTEXT_OVERFLOW, Stop.TIMEOUT, Stop.PARSE_ERROR)
+        """Whether a limit of turns, tokens or time cut the episode short. Unreadable answers are the policy's own doing."""
+        return self in (Stop.MAX_TURNS, Stop.MAX_TOKENS, Stop.CONTEXT_OVERFLOW, Stop.TIMEOUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Batch:
     version: jax.Array  # [B, T] int32, of the weights that sampled the token; meaningless at M = 0
     rewards: jax.Array  # [B, T] float32, on the last policy token of the turn that earned them; 0 elsewhere
     terminated: jax.Array  # [B] bool
-    truncated: jax.Array  # [B] bool; never both
+    truncated: jax.Array  # [B] bool, by `Stop.truncated`; never both
     outcome: jax.Array  # [B] float32, of the whole trajectory
     success: jax.Array  # [B] bool, of the whole trajectory
     group_id: jax.Array  # [B] int32 from 0; NO_GROUP for inert rows

@@ -23,6 +23,7 @@ from rl import critic as critics
 from rl import groups, losses, offpolicy, placement, policy
 from rl.config import Algo, Optim
 from rl.tokens import bucket as _bucket
+from rl.tokens import to_tokens
 from rl.types import Batch
 
 LAST_RATE = 0.1  # of the learning rate, where it falls
@@ -91,14 +92,17 @@ def optimiser(lr: float | optax.Schedule, optim: Optim) -> optax.GradientTransfo
 
 @functools.partial(jax.jit, static_argnames=("setting",))
 def score(setting: Setting, state: TrainState, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(logp_old, entropy, values, logp_ref) of a batch's tokens, all [B, T]; 0 where there is no critic or no reference."""
+    """(logp_old, entropy, values, logp_ref) of a batch's tokens, all [B, T]; 0 where there is no critic or no reference.
+
+    Values are [B, T + 1]: of the state before each token, and after the last; position 0 holds 0.
+    """
     options: dict[str, Any] = {"temperature": setting.temperature, "mesh": setting.mesh}
     logp, entropy = policy.logprobs(setting.compute(state.policy), setting.cfg, tokens, **options)
-    none = jnp.zeros_like(logp)
-    values = none
+    none = values = jnp.zeros_like(logp)
     if state.critic is not None:
         shared = None if "trunk" in state.critic else setting.compute(state.policy)
-        values = critics.values(setting.compute(state.critic), setting.cfg, tokens, policy=shared, mesh=setting.mesh)
+        values = critics.after(setting.compute(state.critic), setting.cfg, tokens, policy=shared, mesh=setting.mesh)
+    values = to_tokens(values)
     if state.reference is None:
         return logp, entropy, values, none
     return logp, entropy, values, policy.logprobs(setting.compute(state.reference), setting.cfg, tokens, **options)[0]
@@ -165,6 +169,7 @@ def _aim(
 ) -> tuple[Targets, dict[str, jax.Array]]:
     algo, mask = setting.algo, batch.mask
     logp_old, entropy, values, logp_ref = scores
+    values, after = values[:, :-1], values[:, 1:]
     there, rows = first >= 0, jnp.maximum(batch.traj_id, 0)
     figures: dict[str, jax.Array] = {}
     if algo.critic:
@@ -179,12 +184,15 @@ def _aim(
         options: dict[str, Any] = {"gamma": algo.gamma, "lambda_critic": algo.lambda_critic}
         if chain is None:
             by_row = lam[rows] if isinstance(lam, jax.Array) else lam
+            if algo.bootstrap_truncated:
+                options["boot"] = adv.bootstrap(after, mask, batch.truncated)
             found = adv.decoupled_gae(placed, values, mask, lambda_policy=by_row, **options)
         else:  # a trajectory of several rows is one chain of tokens
             along = adv.Chains(chain, batch.shape)
-            each = adv.decoupled_gae(
-                along.gather(placed), along.gather(values), jnp.asarray(along.mask), lambda_policy=lam, **options
-            )
+            chained = jnp.asarray(along.mask)
+            if algo.bootstrap_truncated:
+                options["boot"] = adv.bootstrap(along.gather(after), chained, batch.truncated[jnp.maximum(first, 0)])
+            each = adv.decoupled_gae(along.gather(placed), along.gather(values), chained, lambda_policy=lam, **options)
             found = adv.Gae(along.scatter(each.advantages), along.scatter(each.returns))
         advantages, returns = found
         if algo.whiten:

@@ -64,7 +64,7 @@ def test_a_cut_answer_is_closed_by_the_harness():
 def test_every_reason_to_stop(answers, budget, options, stop):
     (one,), sampler = play(answers, budget, **options)
     assert one.stop is stop
-    assert one.stop.truncated == (stop is not Stop.TERMINATED)
+    assert one.stop.truncated == (stop not in (Stop.TERMINATED, Stop.PARSE_ERROR))
     assert len(sampler.streams[0, 0]) <= sampler.context
     tokens.make_batch([one], [0])
 
