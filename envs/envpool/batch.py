@@ -13,22 +13,36 @@ from envs.envpool.layout import Layout, told
 class PoolBatch:
     """What k environments led to: see `envs.vector.Batch`. Rows of arrays belong to this batch alone."""
 
-    def __init__(self, found: Layout, ids: np.ndarray, steps: np.ndarray, obs: Any, info: Mapping[str, Any]):
+    def __init__(
+        self,
+        found: Layout,
+        ids: np.ndarray,
+        steps: np.ndarray,
+        obs: Any,
+        info: Mapping[str, Any],
+        step: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    ):
+        """Makes it; `step` holds reward, terminated and truncated, and is None after a reset."""
         self.ids = ids  # int64 [k]
-        self.reward = np.zeros(len(ids))  # float64 [k]
-        self.terminated = np.zeros(len(ids), bool)  # [k]
-        self.truncated = np.zeros(len(ids), bool)  # [k]
+        k = len(ids)
+        reward, terminated, truncated = step or (np.zeros(k), np.zeros(k, bool), np.zeros(k, bool))
+        self.reward = reward  # float64 [k]
+        self.terminated = terminated  # [k]
+        self.truncated = truncated  # [k]
         self._layout, self._steps, self._obs, self._info = found, steps, obs, info
+        self._arrays: dict[str, np.ndarray] | None = None
         self.restarted: np.ndarray | None = None  # bool [k], where a step could start an episode: see `EnvPoolVector.step`
         self.rewards: np.ndarray | None = None  # of each player, [k, players], where there are several
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def arrays(self) -> dict[str, np.ndarray]:
         """The observations' arrays by name, [k, ...] each."""
-        return self._layout.arrays(self._obs, self._info)
+        if self._arrays is None:  # a `cached_property` of Python 3.11 takes a lock, and as long as all of this
+            self._arrays = self._layout.arrays(self._obs, self._info)
+        return self._arrays
 
     @cached_property
     def obs(self) -> list[Obs]:

@@ -69,13 +69,17 @@ class EnvPoolVector:
         self._failing = False  # whether any is not 0
         self._movers = np.zeros(num_envs, np.int64)  # the player who moves next
         self._sent = np.zeros(num_envs, bool)
-        self._last = np.empty(num_envs, object)  # the batch with an environment's last observation
+        self._whole: PoolBatch | None = None  # the last batch, if it was one of all environments in order
+        self._last = np.empty(num_envs, object)  # otherwise: the batch with an environment's last observation
         self._rows = np.zeros(num_envs, np.int64)  # and its row there
         self._queue: list[_Group | PoolBatch | MixedBatch | tuple[int, Refusal]] = []  # what `recv` gives, in order
         self._all = np.arange(num_envs)
         self._all.flags.writeable = False
+        self._in_order = self._all.astype(np.int32).tobytes()  # as envpool gives them
         self._fast = len(self._groups) == 1 and not self.layout.together
         self._kinds = "iu" if self.layout.dtype.kind in "iu" else "iuf"
+        self._from_zero = not self.layout.shape and not self.layout.low  # actions are numbers from 0 to `_most`
+        self._most = self.layout.high.max()
 
     @property
     def specs(self) -> list[EnvSpec]:
@@ -246,6 +250,7 @@ class EnvPoolVector:
             group.pool, group.busy = None, False
             group.waiting.clear()
         self._queue.clear()
+        self._whole = None
         self._last[:] = None
         self._over[:] = self._ended = True
 
@@ -276,8 +281,10 @@ class EnvPoolVector:
             return False
         if found.shape:
             return bool(((actions >= found.low) & (actions <= found.high)).all())
-        if actions.dtype.kind == "i" and not found.low:  # one look for both bounds: what is negative is large without its sign
-            return bool(len(actions) and np.maximum.reduce(actions.view(f"u{actions.itemsize}")) <= found.high)
+        if (
+            actions.dtype.kind == "i" and self._from_zero
+        ):  # one look for both bounds: what is negative is large without its sign
+            return bool(len(actions) and int(np.maximum.reduce(actions.view(_UNSIGNED[actions.itemsize]))) <= self._most)
         return bool(len(actions) and actions.min() >= found.low and actions.max() <= found.high)
 
     def _action(self, action: Any) -> np.ndarray | Invalid:
@@ -306,10 +313,10 @@ class EnvPoolVector:
         self._queue.append((id, Refusal(status, obs, why.error, why.message, truncated)))
 
     def _seen(self, id: int) -> Obs:
-        batch = self._last[id]
+        batch, row = (self._last[id], int(self._rows[id])) if self._whole is None else (self._whole, id)
         if batch is None:
             return Obs()
-        obs = batch.observation(int(self._rows[id]))
+        obs = batch.observation(row)
         return Obs(text=obs.text, arrays=obs.arrays, step=int(self._steps[id]))
 
     def _begin(self, group: _Group) -> None:
@@ -362,18 +369,17 @@ class EnvPoolVector:
         if self._failing:
             self._failures[ids] = 0
             self._failing = bool(self._failures.any())
-        batch = self._batch(ids, obs, info)
-        if self.layout.players > 1:
-            batch.rewards = reward.reshape(len(ids), self.layout.players)
-        batch.reward = self.layout.rewards(reward, movers)
-        batch.terminated, batch.truncated, batch.restarted = terminated, truncated, restarted
         self._longest += 1
         if self._longest >= self.spec.max_steps:  # some of envpool's environments do not know their limit
             self._longest = int(self._steps.max())
             late = (self._steps[ids] >= self.spec.max_steps) & ~terminated & ~truncated
             if late.any():
-                batch.truncated = truncated = truncated | late
+                truncated = truncated | late
                 self._stopped = True
+        batch = self._batch(ids, obs, info, (self.layout.rewards(reward, movers), terminated, truncated))
+        batch.restarted = restarted
+        if self.layout.players > 1:
+            batch.rewards = reward.reshape(len(ids), self.layout.players)
         over = terminated | truncated
         if everyone:
             self._over = over
@@ -386,15 +392,23 @@ class EnvPoolVector:
     def _ids(self, group: _Group, info: Any) -> np.ndarray:
         """The environments of a pool's answer; `_all` itself where it is all of them in order."""
         ids = info["env_id"]
-        if len(ids) == self.num_envs and not np.count_nonzero(ids != self._all):
-            return self._all
-        return ids.astype(np.int64) + group.first
+        return self._all if ids.tobytes() == self._in_order else ids.astype(np.int64) + group.first
 
-    def _batch(self, ids: np.ndarray, obs: Any, info: Any) -> PoolBatch:
+    def _batch(
+        self, ids: np.ndarray, obs: Any, info: Any, step: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    ) -> PoolBatch:
         everyone = ids is self._all
-        batch = PoolBatch(self.layout, ids, self._steps.copy() if everyone else self._steps[ids], obs, info)
-        self._last[ids if not everyone else slice(None)] = batch
-        self._rows[ids if not everyone else slice(None)] = self._all[: len(ids)]
+        batch = PoolBatch(self.layout, ids, self._steps.copy() if everyone else self._steps[ids], obs, info, step)
+        if everyone:
+            self._whole = batch
+        else:
+            if self._whole is not None:
+                self._last[:], self._rows[:], self._whole = self._whole, self._all, None
+            self._last[ids] = batch
+            self._rows[ids] = self._all[: len(ids)]
         if "current_player" in info:
             self._movers[ids] = info["current_player"]
         return batch
+
+
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by bytes
