@@ -1,5 +1,7 @@
 """Advantages over turns: the specification's vectors in float64, its properties P1 to P5, and what breaks a naive version."""
 
+import functools
+
 import chex
 import hypothesis
 import hypothesis.strategies as st
@@ -19,6 +21,9 @@ R = np.array([[0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0, 1, 0.0]])
 
 
 compiled = jax.jit(adv.gae, static_argnames=("gamma_turn", "associative"))
+decoupled = jax.jit(adv.decoupled_gae)
+whiten = jax.jit(adv.whiten)
+adaptive = jax.jit(adv.adaptive_lambda)
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +33,22 @@ def float64():
         yield
 
 
+def padded(rewards, values, mask, boot=0.0, *, gamma=1.0, lam=0.95, turn_id=None, **options):
+    """The estimator on rows that are padded to one shape, so that one program serves most tests."""
+    B, T = np.shape(mask)
+    wide = lambda x, dtype: np.pad(np.asarray(x, dtype), ((0, 4 - B), (0, 40 - T)))  # noqa: E731
+    tall = lambda x: np.pad(np.broadcast_to(np.asarray(x, float), B), (0, 4 - B))  # noqa: E731
+    if turn_id is not None:
+        options["turn_id"] = wide(turn_id, int)
+    arrays = wide(rewards, float), wide(values, float), wide(mask, bool), tall(boot)
+    found = compiled(*arrays, gamma=tall(gamma), lam=tall(lam), **options)
+    return adv.Gae(*(np.asarray(x)[:B, :T] for x in found))
+
+
 @pytest.fixture(params=[False, True], ids=["sequential", "associative"])
 def gae(request):
     """Both forms."""
-    return lambda *args, **options: compiled(*map(jnp.asarray, args), **options, associative=request.param)
+    return functools.partial(padded, associative=request.param)
 
 
 def at(mask, x):
@@ -87,24 +104,24 @@ def test_truncation_bootstraps(gae, boot, expected):
 
 
 def test_decoupled_lambdas():
-    found = adv.decoupled_gae(jnp.asarray(R), jnp.asarray(V), jnp.asarray(M), lambda_policy=0.8)
+    found = decoupled(R, V, M, lambda_policy=0.8)
     np.testing.assert_allclose(at(M, found.advantages), [0.67328, 0.5916, 0.552, 0.44, 0.3], atol=1e-9)
     np.testing.assert_allclose(at(M, found.returns), [1.25, 1.25, 1, 1, 1], atol=1e-9)
     # Equal lambdas are ordinary estimation.
-    both = adv.decoupled_gae(jnp.asarray(R), jnp.asarray(V), jnp.asarray(M), lambda_policy=0.8, lambda_critic=0.8)
-    chex.assert_trees_all_equal(both, adv.gae(jnp.asarray(R), jnp.asarray(V), jnp.asarray(M), lam=0.8))
+    both = decoupled(R, V, M, lambda_policy=0.8, lambda_critic=0.8)
+    chex.assert_trees_all_equal(both, padded(R, V, M, lam=0.8))
 
 
 def test_adaptive_lambda_by_length():
     lengths = jnp.array([0, 1, 20, 21, 25, 40, 100, 400, 1000, 2000, 4000, 10000, 20000])
     expected = [0, 0, 0, 0.0476190476, 0.2, 0.5, 0.8, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999]
-    np.testing.assert_allclose(adv.adaptive_lambda(lengths), expected, atol=1e-9)
+    np.testing.assert_allclose(adaptive(lengths), expected, atol=1e-9)
     assert adv.adaptive_lambda(jnp.array([1]), lambda_min=0.3) == 0.3
 
 
 def test_each_row_has_its_lambda(gae):
     mask = np.arange(40) < np.array([[25], [40]])
-    lam = adv.adaptive_lambda(adv.trajectory_lengths(jnp.asarray(mask), jnp.arange(2), 2))
+    lam = adaptive(adv.trajectory_lengths(jnp.asarray(mask), jnp.arange(2), 2))
     rewards = np.zeros((2, 40))
     rewards[0, 24] = rewards[1, 39] = 1
     found = gae(rewards, np.full((2, 40), 0.5), mask, lam=lam).advantages
@@ -125,12 +142,12 @@ def test_step_samples_are_one_chain():
     mask = np.array([[0, 1, 0, 0], [0, 0, 1, 1]], bool)  # the second turn's row comes first
     values, rewards = np.array([[5, 0.7, 5, 5], [5, 5, 0.2, 0.4]]), np.array([[0, 1.0, 0, 0], [0, 0, 0, 0]])
     chains = adv.chains(mask, traj_id=[0, 0], order=[1, 0], length=4)
-    found = adv.gae(*(chains.gather(jnp.asarray(x)) for x in (rewards, values)), jnp.asarray(chains.mask), lam=0.5)
+    found = padded(*(chains.gather(jnp.asarray(x)) for x in (rewards, values)), chains.mask, lam=0.5)
     np.testing.assert_allclose(found.advantages[0], [0.425, 0.45, 0.3, 0], atol=1e-9)
     np.testing.assert_allclose(found.returns[0], [0.625, 0.85, 1, 0], atol=1e-9)
-    np.testing.assert_allclose(chains.scatter(found.advantages), [[0, 0.3, 0, 0], [0, 0, 0.425, 0.45]], atol=1e-9)
+    np.testing.assert_allclose(chains.scatter(jnp.asarray(found.advantages)), [[0, 0.3, 0, 0], [0, 0, 0.425, 0.45]], atol=1e-9)
     # Row by row is another thing.
-    alone = adv.gae(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(mask), lam=0.5).advantages
+    alone = padded(rewards, values, mask, lam=0.5).advantages
     np.testing.assert_allclose(alone[1], [0, 0, 0, -0.4], atol=1e-9)
     with pytest.raises(ValueError, match="3 policy tokens"):
         adv.chains(mask, traj_id=[0, 0], order=[1, 0], length=2)
@@ -138,14 +155,14 @@ def test_step_samples_are_one_chain():
 
 def test_a_discount_for_each_turn(gae):
     turn = np.where(M, np.cumsum(~M, axis=1), -1)
-    found = at(M, gae(R, V, M, gamma=0.99, lam=0.9, turn_id=jnp.asarray(turn), gamma_turn=0.5).advantages)
+    found = at(M, gae(R, V, M, gamma=0.99, lam=0.9, turn_id=turn, gamma_turn=0.5).advantages)
     chain, discount = np.array([0.2, 0.4, 0.3, 0.5, 0.7, 0.0]), [0.99, 0.495, 0.99, 0.495, 0.99]
     expected, carry = [], 0.0
     for i in reversed(range(5)):
         carry = [0, 0.25, 0, 0, 1][i] + discount[i] * chain[i + 1] - chain[i] + discount[i] * 0.9 * carry
         expected.insert(0, carry)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    one = gae(R, V, M, gamma=0.99, lam=0.9, turn_id=jnp.asarray(turn), gamma_turn=1.0)
+    one = gae(R, V, M, gamma=0.99, lam=0.9, turn_id=turn, gamma_turn=1.0)
     chex.assert_trees_all_equal(one, gae(R, V, M, gamma=0.99, lam=0.9))
 
 
@@ -161,21 +178,21 @@ def test_inserted_tokens_change_nothing_bit_for_bit(data):
     for places, junk in ((np.arange(n), 0.0), (where, np.nan), (where, 1e6)):
         mask, V, R = np.zeros((1, width), bool), np.full((1, width), junk), np.zeros((1, width))
         mask[0, places], V[0, places], R[0, places] = True, values, rewards
-        found = compiled(jnp.asarray(R), jnp.asarray(V), jnp.asarray(mask), jnp.array([0.3]), gamma=0.97, lam=0.9)
+        found = padded(R, V, mask, [0.3], gamma=0.97, lam=0.9)
         results.append((at(mask, found.advantages), at(mask, found.returns)))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
     # lambda 1 and gamma 1: sums of later rewards; lambda 0: the TD errors.
-    sums = compiled(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=1.0).returns[0]
+    sums = padded(rewards[None], values[None], np.ones((1, n)), lam=1.0).returns[0]
     np.testing.assert_allclose(sums, np.cumsum(rewards[::-1])[::-1], atol=1e-9)
-    errors = compiled(jnp.asarray(rewards[None]), jnp.asarray(values[None]), jnp.ones((1, n), bool), lam=0.0).advantages[0]
+    errors = padded(rewards[None], values[None], np.ones((1, n)), lam=0.0).advantages[0]
     np.testing.assert_allclose(errors, rewards + np.append(values[1:], 0) - values, atol=1e-9)
 
 
 def test_multiplying_by_the_mask_would_let_nan_through():
     values = np.where(M, V, np.nan)
     assert np.isnan(values * M).any()
-    assert np.isfinite(adv.gae(jnp.asarray(R), jnp.asarray(values), jnp.asarray(M)).advantages).all()
+    assert np.isfinite(padded(R, values, M).advantages).all()
 
 
 def test_rewards_are_conserved_and_rows_without_tokens_are_zero(gae):
@@ -196,27 +213,28 @@ def test_associative_agrees_over_32768_tokens_in_float32():
     mask = jnp.asarray(rng.random((2, T)) < 0.6)
     values, rewards = (jnp.asarray(rng.normal(size=(2, T)), jnp.float32) for _ in range(2))
     lam = jnp.asarray([0.95, 0.999], jnp.float32)
-    one = adv.gae(rewards, values, mask, gamma=0.999, lam=lam)
-    other = adv.gae(rewards, values, mask, gamma=0.999, lam=lam, associative=True)
+    one = compiled(rewards, values, mask, gamma=0.999, lam=lam)
+    other = compiled(rewards, values, mask, gamma=0.999, lam=lam, associative=True)
     assert one.advantages.dtype == jnp.float32
-    scale = np.abs(one.advantages).max()
-    np.testing.assert_allclose(other.advantages / scale, one.advantages / scale, atol=1e-5)
+    one, other = (np.asarray(found.advantages) for found in (one, other))
+    scale = np.abs(one).max()
+    np.testing.assert_allclose(other / scale, one / scale, atol=1e-5)
 
 
 def test_no_gradient_flows():
     def total(values, rewards):
         return sum(x.sum() for x in adv.decoupled_gae(rewards, values, jnp.asarray(M)))
 
-    for gradient in jax.grad(total, argnums=(0, 1))(jnp.asarray(V), jnp.asarray(R)):
+    for gradient in jax.jit(jax.grad(total, argnums=(0, 1)))(V, R):
         np.testing.assert_array_equal(gradient, 0)
 
 
 def test_whitening():
-    found = adv.whiten(jnp.array([[1, 2, 4, jnp.nan]]), jnp.array([[1, 1, 1, 0]], bool))
+    found = whiten(np.array([[1, 2, 4, np.nan]]), np.array([[1, 1, 1, 0]], bool))
     np.testing.assert_allclose(found[0], [-1.0690449642, -0.2672612411, 1.3363062053, 0], atol=1e-7)
-    assert (adv.whiten(jnp.array([[3.0, 9.0]]), jnp.array([[True, False]])) == 0).all()
-    assert (adv.whiten(jnp.ones((2, 3)), jnp.zeros((2, 3), bool)) == 0).all()
-    assert (adv.whiten(jnp.full((1, 3), 0.1), jnp.ones((1, 3), bool)) == 0).all()
+    assert (whiten(np.array([[3.0, 9.0]]), np.array([[True, False]])) == 0).all()
+    assert (whiten(np.ones((2, 3)), np.zeros((2, 3), bool)) == 0).all()
+    assert (whiten(np.full((1, 3), 0.1), np.ones((1, 3), bool)) == 0).all()
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
@@ -227,7 +245,7 @@ def test_whitening_is_global_and_exact_far_from_zero(devices):
     mask[0] = False  # a shard without policy tokens joins in all the same
     mesh = sharding.make_mesh(data=devices, devices=jax.devices()[:devices])
     placed = [jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, mask)]
-    found = np.asarray(jax.jit(adv.whiten)(*placed))
+    found = np.asarray(whiten(*placed))
     kept = x.astype(np.float64)[mask]
     np.testing.assert_allclose(found[mask], (kept - kept.mean()) / kept.std(), atol=1e-3)
     variance = np.mean(x[mask] ** 2) - x[mask].mean() ** 2

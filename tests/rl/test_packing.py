@@ -26,6 +26,7 @@ CFG = Config(
     max_position_embeddings=128,
     rope_theta=10000.0,
 )
+run = jax.jit(forward, static_argnames=("cfg", "remat"))
 score = jax.jit(lambda weights, ids, segments: policy.logprobs(weights, CFG, ids, segments=segments)[0])
 
 
@@ -95,7 +96,6 @@ def test_log_probabilities_are_those_of_single_rows(weights, three):
 
 def test_hidden_states_are_those_of_single_rows_unrolled_and_recomputed(weights, three):
     packed, single = pack(three, 24), pack(three, 9)
-    run = jax.jit(forward, static_argnames=("cfg", "remat"))
     alone = run(weights, CFG, single.tokens)
     for hidden in (
         run(params.unstack(weights), CFG, packed.tokens, segments=packed.segments),

@@ -51,14 +51,16 @@ def of_the_neighbour(logits, ids):
 def test_targets_of_context_change_neither_loss_nor_gradient(how, holds):
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 6, 8)))
     others = np.where(M, IDS, (IDS + 3) % 8)
-    one, other = (jax.value_and_grad(how)(logits, ids) for ids in (IDS, others))
+    one, other = map(functools.partial(jax.jit(jax.value_and_grad(how)), logits), (IDS, others))
     assert holds == all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@jax.jit
 def chain(rewards, values, mask):
     return adv.gae(rewards, values, mask, gamma=0.9, lam=0.8)
 
 
+@jax.jit
 def decays_at_context(rewards, values, mask):
     found = adv.gae(rewards, jnp.where(mask, values, 0), jnp.ones_like(mask), gamma=0.9, lam=0.8)
     return adv.Gae(*(jnp.where(mask, x, 0) for x in found))
@@ -78,19 +80,22 @@ def bootstraps_from_context(rewards, values, mask):
 def test_context_between_turns_is_no_time(how, holds, junk):
     mask = np.array([[0, 1, 1, 0, 0, 1, 0]], bool)
     values, rewards = np.where(mask, 0.3, junk), np.array([[0, 0, 0.5, 0, 0, 1.0, 0]])
-    found = how(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(mask))
-    compact = chain(jnp.asarray(rewards[mask][None]), jnp.full((1, 3), 0.3), jnp.ones((1, 3), bool))
+    found = how(rewards, values, mask)
+    compact = chain(rewards[mask][None], np.full((1, 3), 0.3), np.ones((1, 3), bool))
     assert holds == all(np.array_equal(np.asarray(a)[mask], np.asarray(b)[0]) for a, b in zip(found, compact, strict=True))
 
 
+@jax.jit
 def over_the_batch(x, mask):
     return adv.whiten(x, mask)
 
 
+@jax.jit
 def over_each_shard(x, mask):
     return jax.vmap(adv.whiten)(x.reshape(4, 2, -1), mask.reshape(4, 2, -1)).reshape(x.shape)
 
 
+@jax.jit
 def by_squares(x, mask):
     count = mask.sum()
     mean = jnp.where(mask, x, 0).sum() / count
@@ -98,6 +103,7 @@ def by_squares(x, mask):
     return jnp.where(mask, (x - mean) / jnp.sqrt(jnp.maximum(variance, 0) + 1e-8), 0)
 
 
+@jax.jit
 def with_the_context(x, mask):
     return jnp.where(mask, adv.whiten(x, jnp.ones_like(mask)), 0)
 
@@ -109,7 +115,7 @@ def test_whitening_is_that_of_all_policy_tokens(how, holds):
     x[:2] += 3  # shards differ
     x[~mask] += 9
     kept = x.astype(np.float64)[mask]
-    found = np.asarray(how(jnp.asarray(x), jnp.asarray(mask)))[mask]
+    found = np.asarray(how(x, mask))[mask]
     assert holds == np.allclose(found, (kept - kept.mean()) / kept.std(), atol=2e-3)
 
 
@@ -147,7 +153,8 @@ def test_clipping_goes_by_the_sign_of_the_advantage(how, holds):
         (10.0, -1.0): (10.0, 1.0),
         (10.0, 0.0): (0.0, 0.0),
     }
-    found = [jax.value_and_grad(how)(jnp.float32(ratio), advantage) for ratio, advantage in table]
+    compiled = jax.jit(jax.value_and_grad(how))
+    found = [compiled(ratio, advantage) for ratio, advantage in table]
     assert holds == np.allclose(found, list(table.values()), atol=1e-5)
 
 
@@ -164,15 +171,17 @@ def mean_of_means(part, mask, rows):
 def test_gradients_do_not_depend_on_the_cut(how, holds, count):
     rng = np.random.default_rng(0)
     mask = rng.random((8, 16)) < np.linspace(0.05, 0.95, 8)[:, None]
-    logp, advantages = jnp.asarray(rng.normal(size=(8, 16)) * 0.3), rng.normal(size=(8, 16))
+    mask, logp, advantages = map(jnp.asarray, (mask, rng.normal(size=(8, 16)) * 0.3, rng.normal(size=(8, 16))))
 
-    def loss(logp, rows):
+    @jax.jit
+    @jax.grad
+    def gradient(logp, rows):
         def part(rows):
-            ratios = losses.log_ratio(logp[rows], jnp.zeros_like(logp[rows]), jnp.asarray(mask[rows]))
-            return losses.ppo_loss(ratios, jnp.asarray(advantages[rows]), jnp.asarray(mask[rows])).loss
+            ratios = losses.log_ratio(logp[rows], jnp.zeros_like(logp[rows]), mask[rows])
+            return losses.ppo_loss(ratios, advantages[rows], mask[rows]).loss
 
-        return how(part, jnp.asarray(mask), rows)
+        return how(part, mask, rows)
 
-    whole = jax.grad(functools.partial(loss, rows=np.arange(8)))(logp)
-    parts = sum(jax.grad(functools.partial(loss, rows=rows))(logp) for rows in np.split(np.arange(8), count))
+    whole = gradient(logp, np.arange(8))
+    parts = sum(np.asarray(gradient(logp, rows)) for rows in np.split(np.arange(8), count))
     assert holds == np.allclose(parts, whole, rtol=1e-5, atol=1e-7)

@@ -36,7 +36,11 @@ def assert_close(state, figures, alone) -> None:
     assert figures == pytest.approx(alone[1], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)])
+# The slow ones have each axis alone, and no mesh; all axes together need what they need.
+ALONE = [pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))]
+
+
+@pytest.mark.parametrize("sizes", [*ALONE, (2, 2, 2)])
 def test_a_mesh_changes_nothing(sizes, alone):
     mesh = sharding.make_mesh(*sizes)
     how = small_update.setting(mesh, micro_batches=2)  # as if the batch were cut, too
@@ -51,6 +55,7 @@ def test_a_mesh_changes_nothing(sizes, alone):
     assert split.addressable_shards[0].data.size == split.size // (sizes[1] * sizes[2])
 
 
+@pytest.mark.slow  # all axes above have two of them; test_update.py has the policy's step alone
 @pytest.mark.parametrize("count", [2, 4])
 def test_micro_batches_change_nothing(count, alone):
     how = small_update.setting(micro_batches=count)
