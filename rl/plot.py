@@ -35,6 +35,13 @@ PANELS = (
     ("KL of an update", "ppo/kl_k3", "nats a token (k3)"),
     ("Sampler and trainer apart", "off/abs_dlogp_mean", "mean |Δ log p|, nats"),
 )
+IMITATION = (
+    ("Loss", "sft/loss", "nats a token that is imitated"),
+    ("Learning rate", "sft/lr", "of a step"),
+    ("Gradient", "sft/grad_norm", "norm before it is clipped"),
+)
+WORDS = (("Words kept", "drift/match", "share of neurons"),)
+EVALUATED = {"success_rate": "eval/success_rate", "sft/loss": "eval/loss"}
 
 
 def curves(folders: Sequence[Path]) -> bytes:
@@ -45,10 +52,11 @@ def curves(folders: Sequence[Path]) -> bytes:
 
 
 def draw(folders: Sequence[Path]) -> Figure:
-    """Nine panels: reward, success, critic, lengths, entropy, KL, mismatch and time; runs are drawn over each other.
+    """Reward, success, critic, lengths, entropy, KL, mismatch and time, a panel each; runs are drawn over each other.
 
     The reward and success of a toy have its optimum as a line. Thin lines are single updates, thick ones a moving mean; rings
-    beside the success are evaluations.
+    are evaluations. Runs that imitate have loss, learning rate and gradient in place of that, or beside it where other runs are
+    drawn too; what became of the neurons' words has a panel where a run tells it.
 
     Args:
       folders: of runs.
@@ -60,34 +68,44 @@ def draw(folders: Sequence[Path]) -> Figure:
         raise UserError(f"between 1 and {MAX_RUNS} runs can be drawn, found {len(folders)}")
     runs = [_read(folder) for folder in folders]
     names = _names(folders)
-    figure = Figure(figsize=(13, 9.6), dpi=100, layout="constrained")
+    panels = _panels(runs)
+    columns = 2 if len(panels) < 4 else 3
+    height = -(-(len(panels) + 1) // columns)
+    figure = Figure(figsize=(13, 3.2 * height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(3, 3)
-    best = {round(score, 9) for folder in folders if (score := optimum(folder)) is not None}
-    for axis, (title, name, unit) in zip(axes.flat, PANELS, strict=False):
-        there = [_line(axis, rows, name, *style, label) for rows, style, label in zip(runs, _styles(), names, strict=False)]
-        axis.set(title=title, xlabel="update", ylabel=unit)
+    *axes, time = list(figure.subplots(height, columns).flat)[: len(panels) + 1]
+    for axis in figure.axes[len(panels) + 1 :]:
+        axis.remove()
+    rings = set()
+    for axis, (title, name, unit) in zip(axes, panels, strict=True):
+        there = []
+        for rows, style, label in zip(runs, _styles(), names, strict=False):
+            there.append(_line(axis, rows, name, *style, label))
+            if name in EVALUATED:
+                rings.add(f"{label}, evaluated")
+                _evaluations(axis, rows, EVALUATED[name], style[0], f"{label}, evaluated")
+        axis.set(title=title, xlabel="step" if name.startswith("sft/") else "update", ylabel=unit)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not any(there):
             axis.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axis.transAxes, color=GREY)
-    for axis in axes.flat[:2]:
-        for score in sorted(best):
-            axis.axhline(score, color="black", linewidth=1, linestyle=(0, (1, 2)), label=f"optimum {score:.3g}")
-    for rows, (color, _), label in zip(runs, _styles(), names, strict=False):
-        _evaluations(axes.flat[1], rows, color, f"{label}, evaluated")
-    axes.flat[1].yaxis.set_major_formatter(PercentFormatter(1))
-    axes.flat[1].set_ylim(-0.03, 1.03)
-    if any((column(rows, PANELS[7][1])[1] > 0).any() for rows in runs):
-        axes.flat[7].set_yscale("log")  # from rounding to a sampler that has fallen behind
-    _seconds(axes.flat[8], runs, names)
-    for axis in axes.flat:
+        axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+        if name in ("reward/outcome", "success_rate"):
+            for score in sorted({round(one, 9) for folder in folders if (one := optimum(folder)) is not None}):
+                axis.axhline(score, color="black", linewidth=1, linestyle=(0, (1, 2)), label=f"optimum {score:.3g}")
+        if name in ("success_rate", "drift/match"):
+            axis.yaxis.set_major_formatter(PercentFormatter(1))
+        if name == "success_rate":
+            axis.set_ylim(-0.03, 1.03)
+        if name == "off/abs_dlogp_mean" and any((column(rows, name)[1] > 0).any() for rows in runs):
+            axis.set_yscale("log")  # from rounding to a sampler that has fallen behind
+    _seconds(time, runs, names)
+    shown: dict[str, Any] = {}
+    for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_axisbelow(True)
-    for axis in axes.flat[:8]:
-        axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-    shown: dict[str, Any] = {}
-    for axis in axes.flat[: 2 if len(runs) <= 4 else 1]:
-        shown |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        if axis is not time:
+            shown |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    shown = {label: handle for label, handle in shown.items() if len(runs) <= 4 or label not in rings}
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
@@ -113,6 +131,13 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     if not rows:
         raise UserError(f"{folder}: no update of this run is finished yet: there is nothing to draw")
     return rows
+
+
+def _panels(runs: Sequence[list[dict[str, Any]]]) -> list[tuple[str, str, str]]:
+    """Title, figure and unit of what these runs are drawn by."""
+    imitate = [any("sft/loss" in row for row in rows) for rows in runs]
+    looked = any("drift/match" in row for rows in runs for row in rows)
+    return [*(() if all(imitate) else PANELS), *(IMITATION if any(imitate) else ()), *(WORDS if looked else ())]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -158,8 +183,8 @@ def _line(axis: Any, rows: list[dict[str, Any]], name: str, color: str, dash: st
     return True
 
 
-def _evaluations(axis: Any, rows: list[dict[str, Any]], color: str, label: str) -> None:
-    at, values = column(rows, "eval/success_rate")
+def _evaluations(axis: Any, rows: list[dict[str, Any]], name: str, color: str, label: str) -> None:
+    at, values = column(rows, name)
     if len(at):
         axis.plot(at, values, "o", color=color, markersize=5, markerfacecolor="white", label=label, zorder=3)
 
