@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.cli.runtime import configure_jax
+from jaxllm.cli.runtime import configure_jax, keep_memory
 
 B, T = 4, 512
 LR, WEIGHT_DECAY, CLIP = 1e-5, 0.1, 1.0
@@ -176,6 +176,8 @@ def compare(checkpoint: Any, folder: Any, dtype: str, rounds: int, with_parts: b
     print(
         f"{dtype}: loss before the first step: " + ", ".join(f"{name} {loss:.4f}" for name, loss in first.items()), flush=True
     )
+    for step in sides.values():  # once more: arrays that a program made may need another one than those that were loaded
+        step()
     if with_parts:
         sides |= mine.parts()
         for part in mine.parts().values():
@@ -216,6 +218,7 @@ def main() -> None:
     parser.add_argument("--no-parts", action="store_true", help="the steps alone")
     arguments = parser.parse_args()
     configure_jax()
+    keep_memory()
     from jaxllm import hub, load
 
     folder = hub.resolve("smollm2")

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm import model
+from jaxllm import model, sharding
 from jaxllm.clamp import Clamp
 from jaxllm.config import Config
 from jaxllm.params import Params
 
-CHUNK = 128  # positions of all rows together whose logits exist at one time
+CHUNK = 512  # positions of a device's rows together whose logits exist at one time
 
 
 def token_logprobs(
@@ -23,7 +23,7 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target and the entropy of each distribution, both ``[B, T]`` float32, in nats.
 
-    Logits are made for ``chunk`` positions at a time, in the backward pass again, so no array of size T x V exists. A
+    A device makes logits of ``chunk`` positions at a time, in the backward pass again, so no array of size T x V exists. A
     log-probability is ``logit - logsumexp``, at most 0. On a mesh rows stay split as the batch is, the vocabulary as the head.
 
     Args:
@@ -31,11 +31,11 @@ def token_logprobs(
       hidden: ``[B, T, D]`` after the final norm, as of `jaxllm.model.forward`.
       targets: ids ``[B, T]`` int32; the one at [b, t] is scored by the hidden state at [b, t].
       temperature: divides the logits.
-      chunk: positions at a time, of all rows together; at least one of each row.
+      chunk: positions at a time, of all rows on a device together; at least one of each row.
       mesh: where the parameters live, if on a mesh.
     """
     B, T, D = hidden.shape
-    wide = min(max(chunk // B, 1), T)
+    wide = min(max(chunk // sharding.shard_size("batch", B, mesh), 1), T)
     pieces = -(-T // wide)
     pad = ((0, 0), (0, pieces * wide - T))
     rows = jnp.pad(hidden, (*pad, (0, 0))).reshape(B, pieces, wide, D).swapaxes(0, 1)

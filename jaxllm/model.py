@@ -31,7 +31,6 @@ from jaxllm.sharding import constrain
 KeysValues = tuple[jax.Array, jax.Array]  # one layer of the cache, each [B, K, S, C]
 
 FEW_ROWS = 16  # up to here a product on CPU is a matter of reading the weights
-UNROLL = 4  # layers of a scan in one piece, where no number near it divides their count
 QUERIES, PIECES = 128, 8  # without a cache queries attend in up to so many pieces of at least so many
 ATTENDED = "attended"
 
@@ -309,8 +308,8 @@ def _scan(
         leaves, layer = scanned
         return _run(nnx.merge(definition, leaves), ctx, layer, *carry), None
 
-    # A remainder would be a second loop, for which weights and all that the backward pass keeps are copied.
-    unroll = next((n for n in (UNROLL + 1, UNROLL, UNROLL - 1) if count % n == 0), min(count, UNROLL))
+    # XLA's loops on a CPU copy each layer's weights, and into zeroed stacks what the backward pass keeps of it.
+    unroll = count if jax.default_backend() == "cpu" else 1
     return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)), unroll=unroll)[0]
 
 

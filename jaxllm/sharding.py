@@ -115,6 +115,11 @@ def bytes_per_device(cfg: Config, devices: int, itemsize: int, cached_tokens: in
     return weights * itemsize, cache * itemsize
 
 
+def shard_size(axis: str, size: int, mesh: Mesh | None) -> int:
+    """How much of an activation's axis of this size each device has."""
+    return size if mesh is None else size // _mesh_size(_mesh_axis(axis, size, mesh, None), mesh)
+
+
 def constrain(x: jax.Array, *axes: str | None, mesh: Mesh | None) -> jax.Array:
     """Tells the compiler how an activation is split, by the same rules; without a mesh, ``x`` as it is."""
     if mesh is None:

@@ -79,7 +79,7 @@ def largest(jaxpr: jax.extend.core.Jaxpr) -> int:
     return max(sizes)
 
 
-@pytest.mark.parametrize("T", [256, 1024])
+@pytest.mark.parametrize("T", [1024, 4096])
 def test_no_array_of_length_times_vocabulary_exists(T: int, head):
     """Forward and backward: neither in the program as written nor in what the compiler allocates."""
     hidden, targets = rows(T)
@@ -91,7 +91,7 @@ def test_no_array_of_length_times_vocabulary_exists(T: int, head):
     assert largest(jax.make_jaxpr(step)(head, hidden).jaxpr) <= logprobs.CHUNK * V
     temporary = step.lower(head, hidden).compile().memory_analysis().temp_size_in_bytes
     assert temporary < 6 * 4 * logprobs.CHUNK * V + 8 * hidden.nbytes
-    assert temporary < 4 * hidden.shape[0] * T * V or T == 256
+    assert temporary < 4 * hidden.shape[0] * T * V or T == 1024
 
 
 def test_the_control_would_be_caught(head):

@@ -87,7 +87,7 @@ def test_the_step_makes_neither_tables_of_logits_nor_whole_attention(traced):
     others = {shape for shape in shapes(traced.jaxpr.jaxpr) if shape not in weights and shape[1:] not in weights}
     tables = [shape for shape in others if shape[-1:] == (V,)]
     assert tables
-    assert max(map(math.prod, tables)) <= logprobs.CHUNK * V
+    assert max(map(math.prod, tables)) <= 2 * logprobs.CHUNK * V  # the batch is split over two
     squares = [
         shape
         for shape in others
