@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm import generate, params
+from jaxllm import model, params
 from jaxllm.clamp import NeuronClamp, make_clamp
 from jaxllm.config import Config
 from jaxllm.errors import UserError
@@ -50,6 +50,16 @@ def answers(machine):
 
 
 compiled = jax.jit(policy.logprobs, static_argnames=("cfg", "temperature"))
+following = jax.jit(lambda weights, ids, clamp: model.logits(weights, model.forward(weights, CFG, ids, clamp=clamp))[0])
+
+
+def greedy(weights, ids, max_tokens, stops=(), clamp=None):
+    """The answer of a model that reads all anew for each token."""
+    ids, begin = list(ids), len(ids)
+    while len(ids) < begin + max_tokens and ids[-1] not in stops:
+        padded = np.array([[*ids, *[0] * (64 - len(ids))]])
+        ids.append(int(np.argmax(following(weights, padded, clamp)[len(ids) - 1])))
+    return ids[begin:]
 
 
 def score(weights, ids, temperature=1.0):
@@ -65,7 +75,7 @@ def test_greedy_answers_equal_plain_generation(weights):
         machine.submit(i, prompt, max_tokens=6 + i)
     found = answers(machine)
     for i, prompt in enumerate(prompts):
-        (expected,) = generate.generate(weights, CFG, [prompt], max_tokens=6 + i, stop_ids=[STOP])
+        expected = greedy(weights, prompt, 6 + i, [STOP])
         assert list(found[i].ids) == expected
         assert found[i].stopped == (expected[-1] == STOP)
 
@@ -141,9 +151,9 @@ def test_long_contexts_are_read_in_pieces_and_looked_at_in_part(weights, monkeyp
     machine.submit("short", more, max_tokens=12)  # it grows out of the span that it began with
     again = answers(machine)["short"]
     for key, prompt in prompts.items():
-        (expected,) = generate.generate(weights, CFG, [prompt], max_tokens=12)
+        expected = greedy(weights, prompt, 12)
         assert list(found[key].ids) == expected
-    (expected,) = generate.generate(weights, CFG, [[1, 2, 3, *found["short"].ids, *more]], max_tokens=12)
+    expected = greedy(weights, [1, 2, 3, *found["short"].ids, *more], 12)
     assert list(again.ids) == expected
 
 
@@ -170,18 +180,18 @@ def test_in_bfloat16_sampler_and_trainer_stay_close(weights):
 
 
 def test_a_freed_slot_remembers_nothing(weights):
-    machine = make(weights, slots=1, temperature=0.0)
+    machine = make(weights, temperature=0.0)
     machine.submit("long", list(range(1, 40)), max_tokens=8)
     machine.advance()
     machine.release("long")  # in the middle of its answer
     machine.submit("next", [4, 5], max_tokens=5)
-    (expected,) = generate.generate(weights, CFG, [[4, 5]], max_tokens=5)
-    assert list(answers(machine)["next"].ids) == expected
+    assert machine._sessions["next"].slot == 0  # the same slot
+    assert list(answers(machine)["next"].ids) == greedy(weights, [4, 5], 5)
 
 
 def test_requests_have_their_own_limits_stops_and_temperatures(weights):
-    machine = make(weights, temperature=0.0, slots=3)
-    (plain,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=10)
+    machine = make(weights, temperature=0.0)
+    plain = greedy(weights, [1, 2, 3], 10)
     machine.submit("stop", [1, 2, 3], max_tokens=10, stop_ids=[plain[2]])
     machine.submit("limit", [1, 2, 3], max_tokens=1)
     machine.submit("warm", [1, 2, 3], max_tokens=10, temperature=5.0)
@@ -193,30 +203,29 @@ def test_requests_have_their_own_limits_stops_and_temperatures(weights):
 
 
 def test_new_weights_are_taken_at_once(weights, others):
-    machine = make(weights, temperature=0.0, steps=3)
-    machine.submit("s", [1, 2, 3], max_tokens=6)
+    machine = make(weights, temperature=0.0)
+    machine.submit("s", [1, 2, 3], max_tokens=8)
     assert machine.advance() == []
     machine.publish(others, 1)
     done = answers(machine)["s"]
-    assert done.version == (0, 0, 0, 1, 1, 1)
-    (first,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=3)
-    (then,) = generate.generate(others, CFG, [[1, 2, 3, *first]], max_tokens=3)
-    assert list(done.ids) == first + then
+    assert done.version == (0, 0, 0, 0, 1, 1, 1, 1)
+    first = greedy(weights, [1, 2, 3], 4)
+    assert list(done.ids) == first + greedy(others, [1, 2, 3, *first], 4)
     # The cache was read anew: the log-probabilities are those of a fresh model with the new weights.
-    np.testing.assert_allclose(done.logp[3:], score(others, [1, 2, 3, *done.ids])[6:], atol=1e-4)
+    np.testing.assert_allclose(done.logp[4:], score(others, [1, 2, 3, *done.ids])[7:], atol=1e-4)
     machine.submit("s", [8], max_tokens=2)
     again = answers(machine)["s"]
-    np.testing.assert_allclose(again.logp, score(others, [1, 2, 3, *done.ids, 8, *again.ids])[10:], atol=1e-4)
+    np.testing.assert_allclose(again.logp, score(others, [1, 2, 3, *done.ids, 8, *again.ids])[12:], atol=1e-4)
 
 
 def test_an_old_cache_would_be_seen(weights, others):
-    machine = make(weights, temperature=0.0, steps=3, on_publish="keep")
-    machine.submit("s", [1, 2, 3], max_tokens=6)
+    machine = make(weights, temperature=0.0, on_publish="keep")
+    machine.submit("s", [1, 2, 3], max_tokens=8)
     machine.advance()
     machine.publish(others, 1)
     done = answers(machine)["s"]
-    assert done.version == (0, 0, 0, 1, 1, 1)  # a mixed answer says so
-    assert not np.allclose(done.logp[3:], score(others, [1, 2, 3, *done.ids])[6:], atol=1e-2)
+    assert done.version == (0, 0, 0, 0, 1, 1, 1, 1)  # a mixed answer says so
+    assert not np.allclose(done.logp[4:], score(others, [1, 2, 3, *done.ids])[7:], atol=1e-2)
 
 
 def test_a_publication_is_checked(weights, others):
@@ -234,8 +243,8 @@ def test_clamps_act_on_their_session_alone(weights):
     machine.submit("plain", [1, 2, 3], max_tokens=6)
     machine.submit("held", [1, 2, 3], max_tokens=6, clamps=[clamp])
     found = answers(machine)
-    (plain,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=6)
-    (held,) = generate.generate(weights, CFG, [[1, 2, 3]], max_tokens=6, clamp=make_clamp(CFG, [clamp]))
+    plain = greedy(weights, [1, 2, 3], 6)
+    held = greedy(weights, [1, 2, 3], 6, clamp=make_clamp(CFG, [clamp]))
     assert (list(found["plain"].ids), list(found["held"].ids)) == (plain, held)
     assert plain != held
 
@@ -261,10 +270,11 @@ def test_nothing_is_compiled_after_warm_up(weights):
 
 
 def test_wrong_requests_change_nothing(weights):
-    machine = make(weights, slots=1)
-    machine.submit("s", [1], max_tokens=2)
+    machine = make(weights)
+    for key in ("s", "r", "q", "p"):
+        machine.submit(key, [1], max_tokens=2)
     for arguments, match in (
-        ((("t", [1]), 1), "all 1 slots"),
+        ((("t", [1]), 1), "all 4 slots"),
         ((("s", [1]), 1), "in the middle"),
     ):
         with pytest.raises(UserError, match=match):

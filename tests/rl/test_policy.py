@@ -1,5 +1,7 @@
 """Log-probabilities, values and adapters of a policy: alignment, sharding, who gets gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +47,10 @@ def adapters():
 score = jax.jit(policy.logprobs, static_argnames=("cfg", "temperature", "chunk", "remat", "mesh"))
 
 
+valued = jax.jit(critic.values, static_argnames="cfg")
+
+
+@functools.partial(jax.jit, static_argnums=2)
 def dense(weights, tokens, temperature=1.0):
     """The whole table of log-probabilities, [B, T, V], of what follows each token."""
     hidden = model.forward(weights, CFG, tokens)
@@ -54,43 +60,53 @@ def dense(weights, tokens, temperature=1.0):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_entry_t_is_about_token_t(temperature, weights, tokens):
     logp, entropy = score(weights, CFG, tokens, temperature=temperature)
-    table = dense(weights, tokens, temperature)
+    logp, entropy, table = map(np.asarray, (logp, entropy, dense(weights, tokens, temperature)))
     for t in range(1, 8):
-        np.testing.assert_allclose(logp[:, t], table[jnp.arange(4), t - 1, tokens[:, t]], atol=1e-4)
-    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(table) * table).sum(-1)[:, :-1], atol=1e-4)
+        np.testing.assert_allclose(logp[:, t], table[np.arange(4), t - 1, tokens[:, t]], atol=1e-4)
+    np.testing.assert_allclose(entropy[:, 1:], -(np.exp(table) * table).sum(-1)[:, :-1], atol=1e-4)
     assert (logp[:, 0] == 0).all()
-    unshifted = jnp.take_along_axis(table, tokens[..., None], -1)[..., 0]
+    unshifted = np.take_along_axis(table, np.asarray(tokens)[..., None], -1)[..., 0]
     assert not np.allclose(unshifted, logp, atol=0.1)
 
 
 def test_padding_on_the_right_does_not_matter(weights, tokens):
-    alone = score(weights, CFG, tokens[:1, :5])[0]
-    for pad in (1, 3):
-        np.testing.assert_allclose(score(weights, CFG, tokens[:1, : 5 + pad])[0][:, :5], alone, atol=1e-5)
+    alone = score(weights, CFG, tokens[:1, :5])[0]  # test_packing.py has other amounts
     np.testing.assert_allclose(score(weights, CFG, tokens)[0][:1, :5], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
-def test_a_mesh_gives_the_same(sizes, weights, tokens):
+@pytest.mark.parametrize(("sizes", "remat"), [((2, 2, 2), True), ((1, 1, 8), False)])
+def test_a_mesh_gives_the_same(sizes, remat, weights, tokens):
     mesh = sharding.make_mesh(*sizes)
     places = sharding.shardings(CFG, mesh)
     many = jnp.concatenate([tokens, tokens + 1])  # ids at both sides of each border
     on_mesh = jax.device_put(weights, places)
-    for remat in (False, True):
-        found = score(on_mesh, CFG, many, mesh=mesh, remat=remat, chunk=16)
-        for got, expected in zip(found, score(weights, CFG, many), strict=True):
-            np.testing.assert_allclose(got, expected, atol=1e-4)
+    found = score(on_mesh, CFG, many, mesh=mesh, remat=remat, chunk=16)
+    for got, expected in zip(found, score(weights, CFG, many), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_critic_values_the_state_before_a_token(weights, tokens):
     judge = critic.init(CFG, trunk=weights, bias=0.25)
-    assert (critic.values(judge, CFG, tokens)[:, 1:] == 0.25).all()
+    assert (valued(judge, CFG, tokens)[:, 1:] == 0.25).all()
     judge["head"]["weight"] = jax.random.normal(jax.random.key(3), (CFG.hidden_size,))
-    values = critic.values(judge, CFG, tokens)
-    changed = critic.values(judge, CFG, tokens.at[:, 5].add(1))
+    values = valued(judge, CFG, tokens)
+    changed = valued(judge, CFG, tokens.at[:, 5].add(1))
     np.testing.assert_array_equal(changed[:, :6], values[:, :6])
     assert (changed[:, 6] != values[:, 6]).all()
-    np.testing.assert_allclose(critic.after(judge, CFG, tokens)[:, :-1], values[:, 1:], atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(critic.after, static_argnames="cfg")(judge, CFG, tokens)[:, :-1], values[:, 1:], atol=1e-5
+    )
+
+
+def test_values_do_not_depend_on_padding(weights, tokens):
+    judge = critic.init(CFG, trunk=weights, bias=0.25)
+    judge["head"]["weight"] = np.linspace(-1, 1, CFG.hidden_size, dtype=np.float32)
+    alone = np.asarray(valued(judge, CFG, tokens[:1, :5]))
+    for pad in (1, 64):
+        rows = np.stack([np.pad(tokens[0, :5], (0, pad), constant_values=junk) for junk in (0, 63)])
+        np.testing.assert_allclose(valued(judge, CFG, rows)[:, :5], np.repeat(alone, 2, axis=0), atol=1e-5)
+        # On the left it is text like any other, since a critic is told of no segments.
+        assert not np.allclose(valued(judge, CFG, np.roll(rows, pad, axis=1))[:, pad + 1 :], alone[:, 1:], atol=1e-2)
 
 
 def test_policy_and_critic_do_not_move_each_other(weights, tokens):
@@ -100,7 +116,7 @@ def test_policy_and_critic_do_not_move_each_other(weights, tokens):
     def loss(weights, judge):
         return (critic.values(judge, CFG, tokens, policy=weights) ** 2).sum()
 
-    of_policy, of_critic = jax.grad(loss, argnums=(0, 1))(weights, judge)
+    of_policy, of_critic = jax.jit(jax.grad(loss, argnums=(0, 1)))(weights, judge)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(of_policy))
     assert (of_critic["head"]["weight"] != 0).all()
     assert of_critic["head"]["bias"] != 0
