@@ -69,6 +69,9 @@ class Algo:
     """of the standard deviation of a group"""
     min_group_size: int = 2
     """a group of fewer episodes that did not fail is dropped"""
+    mask_zero_var_groups: bool = False
+    """whether groups of equal outcomes are left out of the loss, its denominator and the KL divergence; by default their tokens
+    count, with advantages of 0"""
     omega: float = 1.0
     """weight of GiGPO's advantage within equal states"""
     turn_gamma: float = 0.95
@@ -278,8 +281,9 @@ def _problems(config: TrainConfig) -> Any:
         yield f"algo.name {algo.name} compares the episodes of a group: rollout.group_size must be at least 2"
     if algo.bootstrap_truncated and not algo.critic:
         yield f"algo.bootstrap_truncated asks a critic, and algo.name {algo.name} has none"
-    if algo.dynamic_sampling and algo.critic:
-        yield "algo.dynamic_sampling keeps groups of unequal outcomes; with a critic no group is needed"
+    for name in ("dynamic_sampling", "mask_zero_var_groups"):
+        if getattr(algo, name) and algo.critic:
+            yield f"algo.{name} keeps groups of unequal outcomes; with a critic no group is needed"
     for where, name, least in (
         ("algo", "positive_nll", 0), ("algo", "kl", 0), ("algo", "format_weight", 0), ("algo", "omega", 0),
         ("algo", "mismatch_warn", 0), ("algo", "mismatch_stop", 0),

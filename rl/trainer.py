@@ -321,7 +321,10 @@ class Trainer:
         self._publish()
 
     def _pretrain_critic(self, report: Callable[[str], None]) -> None:
-        """The critic alone, on returns of the frozen policy, until its held-out explained variance has flattened (VC-PPO)."""
+        """The critic alone, on returns of the frozen policy, until its held-out explained variance has flattened (VC-PPO).
+
+        Its weights stay; its optimiser begins anew, moments and count of steps, so that its rate rises with the policy's.
+        """
         smoothed, history = 0.0, []
         for i in range(self.config.algo.value_pretrain):
             trajectories = [

@@ -205,7 +205,7 @@ def _aim(
         grouped = groups.group_advantages(
             episode, group, len(first), valid=there, baseline=baseline, min_group_size=algo.min_group_size, **common
         )
-        mask = mask & grouped.kept[rows][:, None]
+        mask = mask & (grouped.live if algo.mask_zero_var_groups else grouped.kept)[rows][:, None]
         advantages = grouped.advantages[rows][:, None] * jnp.ones(mask.shape)
         if anchor_id is not None and turn_rewards is not None:
             steps = groups.step_returns(turn_rewards, anchor_id >= 0, algo.turn_gamma)

@@ -1,4 +1,4 @@
-"""What a run tells of itself: which words its neurons stand for, and whether its sampler and trainer agree."""
+"""What a run tells of itself: its neurons' words, whether sampler and trainer agree, what the critic learns alone."""
 
 import dataclasses
 import io
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
@@ -16,7 +17,7 @@ from rich.console import Console
 from interp.drift import drift as drift_of
 from jaxllm import params, sharding
 from jaxllm.errors import UserError
-from rl import drift, live, metrics, models, placement, trainer
+from rl import drift, live, losses, metrics, models, placement, trainer, update
 from rl.bytes import VOCAB_SIZE, byte_tokenizer
 from rl.config import Optim, TrainConfig
 
@@ -299,3 +300,50 @@ def test_an_alarm_stays_on_the_screen_and_is_a_line_elsewhere():
     assert first.startswith("update 37/99")
     assert second == f"WARNING  {said}"
     assert third.startswith("update 38/99")
+
+
+# The critic alone.
+
+
+def same(a, b) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_pretraining_moves_the_critic_alone(alone: bool, whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = standing(whole, tmp_path)
+    before = jax.device_get(run.state)
+    assert any(leaf.any() for leaf in jax.tree.leaves(before.policy_opt))  # moments and a count that could be lost
+    if not alone:
+        monkeypatch.setattr(run, "_step", lambda *arguments, critic_only: trainer.Trainer._step(run, *arguments))
+    run._pretrain_critic(lambda _: None)
+    after = jax.device_get(run.state)
+    assert same((before.policy, before.policy_opt), (after.policy, after.policy_opt)) == alone
+    assert not same(before.critic["trunk"], after.critic["trunk"])
+    assert not same(before.critic["head"], after.critic["head"])
+    assert not any(leaf.any() for leaf in jax.tree.leaves(after.critic_opt))
+    assert (run.counters.update, run.counters.version) == (1, whole.counters.version - 2)
+
+
+def test_the_critic_explains_more_and_more_of_what_it_can_know(whole, tmp_path: Path):
+    run = standing(whole, tmp_path)
+    batch, _ = run._batch(*run._collect())
+    ids, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
+    known = (np.roll(ids, 1, axis=1) == ord("\n")).astype(np.float32)  # whether the token before ended a line
+    assert 0.1 < known[mask].mean() < 0.9
+
+    def explained() -> float:
+        scores = update.score(run.setting, run.state, jnp.asarray(ids))
+        aims, _ = update.targets(run.setting, batch, scores)
+        nonlocal goal
+        goal = dataclasses.replace(aims, returns=jnp.where(aims.mask, known, 0))
+        return float(losses.explained_variance(goal.values, goal.returns, goal.mask)[0])
+
+    goal = None
+    found = [explained()]
+    for _ in range(3):
+        for _ in range(10):
+            run._step(batch, goal, np.arange(len(ids)), critic_only=True)
+        found.append(explained())
+    assert found == sorted(found)
+    assert found[0] < 0.3 < 0.8 < found[-1]
