@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.cli.runtime import configure_jax, keep_memory
+from jaxllm.cli.runtime import configure_jax
 
 B, T = 4, 512
 LR, WEIGHT_DECAY, CLIP = 1e-5, 0.1, 1.0
@@ -218,7 +218,6 @@ def main() -> None:
     parser.add_argument("--no-parts", action="store_true", help="the steps alone")
     arguments = parser.parse_args()
     configure_jax()
-    keep_memory()
     from jaxllm import hub, load
 
     folder = hub.resolve("smollm2")

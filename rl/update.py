@@ -333,11 +333,15 @@ def descend(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, params, first))
         (gradient, metrics), _ = lax.scan(add, zeros, parts)
     norm = optax.tree.norm(gradient)
-    updates, moved = optimise.update(gradient, opt, params)
-    new = optax.apply_updates(params, updates)
     finite = jnp.isfinite(norm)
-    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), (new, moved), (params, opt))
-    params, opt = placement.keep(kept, setting.cfg, setting.mesh)
+
+    def move(held: tuple[Any, optax.OptState]) -> tuple[Any, optax.OptState]:
+        params, opt = held
+        updates, opt = optimise.update(gradient, opt, params)
+        return optax.apply_updates(params, updates), opt
+
+    # One way or the other, not both and a choice: half the time of it.
+    params, opt = placement.keep(lax.cond(finite, move, lambda held: held, (params, opt)), setting.cfg, setting.mesh)
     return Step(params, opt, {**metrics, "grad_norm": norm, "skipped": ~finite})
 
 

@@ -1,9 +1,7 @@
-"""What is set once, before a command runs: the compilation cache, memory, quiet native logs, and logging to stderr."""
+"""What is set once, before a command runs: the compilation cache, quiet native logs, and logging to stderr."""
 
-import ctypes
 import logging
 import os
-import platform
 
 PACKAGES = ("jaxllm", "interp", "rewards", "rl", "envs")
 
@@ -37,21 +35,6 @@ def configure_jax(verbose: bool = False) -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def keep_memory() -> None:
-    """Let this process keep what it frees, where its C library is glibc; call it before JAX begins its threads.
-
-    A training step on a CPU frees gigabytes and takes them again. The system would have to clear every page of them anew each
-    time, a fifth of the step.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    never, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -1, -4, -8
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(M_TRIM_THRESHOLD, never)
-    mallopt(M_MMAP_MAX, 0)
-    mallopt(M_ARENA_MAX, 1)  # further arenas give what is large back to the system whatever else is set
 
 
 def _configure_logging(verbose: bool) -> None:

@@ -43,7 +43,6 @@ class Sft:
         from envs.files import only_writer
         from jaxllm.cli import console
         from jaxllm.cli.envs import find_own_modules
-        from jaxllm.cli.runtime import keep_memory
         from jaxllm.errors import UserError
         from jaxllm.sharding import read_mesh
         from rl import sft
@@ -51,7 +50,6 @@ class Sft:
         if not self.recordings:
             raise UserError("name a folder of episodes, such as `jaxllm envs record toy/hilo --out hilo` writes")
         find_own_modules()
-        keep_memory()
         folder = self.out or Path("runs") / f"sft-{self.recordings[0].resolve().name}"
         mesh = None if self.mesh is None else read_mesh(self.mesh)
         for recording in self.recordings:

@@ -57,14 +57,12 @@ class Train:
         from contextlib import closing
 
         from jaxllm.cli import console
-        from jaxllm.cli.runtime import keep_memory
         from jaxllm.sharding import read_mesh
         from rl.live import View
         from rl.plot import optimum_of
         from rl.saved import only_writer
         from rl.trainer import Trainer
 
-        keep_memory()
         folder = self.out or _folder(self.preset)
         mesh = None if self.mesh is None else read_mesh(self.mesh)
         with only_writer(folder, self.config):
