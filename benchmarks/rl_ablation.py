@@ -3,7 +3,7 @@
     python benchmarks/rl_ablation.py --quick      2 seeds, fewer updates
     python benchmarks/rl_ablation.py              5 seeds
 
-A model of 0.2 M parameters imitates a clumsy player of toy/hilo, then plays and learns; the variants of a seed begin with the
+A model of 0.32 M parameters imitates a clumsy player of toy/hilo, then plays and learns; the variants of a seed begin with the
 same weights and meet the same tasks in the same order. Two figures of a run count: the score on held-out tasks after the last
 update, and the mean score of all training episodes, which tells how fast it got there. Differences are paired by seed, with
 intervals of 95 % by Student's t.
@@ -32,6 +32,7 @@ from rl.types import Trajectory
 SMALL = dataclasses.replace(
     rl.models.TINY, hidden_size=64, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2, head_dim=32
 )
+MODEL = dataclasses.replace(SMALL, hidden_size=96, intermediate_size=384, head_dim=48)
 FULL, SHUFFLED = "PPO", "shuffled rewards"
 VARIANTS: dict[str, dict[str, Any]] = {
     FULL: {},
@@ -128,9 +129,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     arguments = parser.parse_args()
-    seeds, updates = (2, 15) if arguments.quick else (5, 30)
+    seeds, updates = (2, 15) if arguments.quick else (5, 40)
     configure_jax()
-    rl.models.TINY = SMALL
+    rl.models.TINY = MODEL
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "runs.jsonl"
     rows = finished(path, updates)
