@@ -1,5 +1,6 @@
 """Every command of the README and of the other pages is tried."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm import cli
+from jaxllm import cli, hub, load, save
 from jaxllm.cli import runtime
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LAYER = "25"  # the one layer that the tour maps here; the neuron that it shows is in it
+LAYERS = [25, 28, 29]  # whose neurons the pages name: the tour goes through a model of these alone
+LAYER = "0"  # the one layer that the tour maps here; the neuron that it shows is in it
 
 
 def commands(page: Path) -> list[str]:
@@ -26,11 +28,23 @@ OTHERS = [command for page in PAGES for command in commands(page) if not command
 
 
 @pytest.fixture(scope="module")
-def home(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 without most of its layers."""
+    checkpoint, folder = load.open_checkpoint(smollm2), tmp_path_factory.mktemp("model") / "smollm2"
+    weights = load.load_params(checkpoint)
+    weights["layers"] = {i: weights["layers"][layer] for i, layer in enumerate(LAYERS)}
+    cfg = dataclasses.replace(checkpoint.config, num_hidden_layers=len(LAYERS))
+    save.save_params(weights, cfg, folder, like=checkpoint)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with maps/smollm2 in it, as `make map` leaves it, but of one layer; and a second model with its map."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "smollm2-bees").symlink_to(smollm2)  # stands for the fine-tuned model of docs/compare.md
+    (folder / "smollm2-bees").symlink_to(model)  # stands for the fine-tuned model of docs/compare.md
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "_smollm2", lambda: model)
         patch.chdir(folder)
         patch.setattr(runtime, "prepare", lambda verbose: None)
         assert cli.main(["map", "smollm2", "--out", "maps/smollm2", "--control", "--layers", LAYER]) == 0
@@ -50,7 +64,10 @@ def test_the_pages_have_commands():
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(TOUR))
-def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_command_works(
+    command: str, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command = re.sub(r"\bL(\d+)/", lambda found: f"L{LAYERS.index(int(found[1]))}/", command)
     arguments = shlex.split(command)[1:]
     if arguments[0] == "map":
         arguments = [word for word in arguments if not word.startswith("0:")]
@@ -68,6 +85,7 @@ def test_command_works(command: str, home: Path, monkeypatch: pytest.MonkeyPatch
     if arguments[0] == "acts" and "--text" not in arguments:
         arguments += ["--text", "notes.txt"]  # in place of the whole calibration text
     monkeypatch.chdir(home)
+    monkeypatch.setattr(hub, "_smollm2", lambda: model)
     monkeypatch.setattr(runtime, "prepare", lambda verbose: None)
     assert cli.main(arguments) == 0, capsys.readouterr().err
     assert capsys.readouterr().out.strip()
