@@ -33,6 +33,9 @@ def setting(**algo):
     return Setting(CFG, Algo(**algo), Optim(actor_lr=1e-2, critic_lr=1e-2, warmup=1, weight_decay=0.0), 1.0)
 
 
+COMMON = setting()  # scores are the same by all algorithms: one program for them
+
+
 @pytest.fixture(scope="module")
 def batch():
     """Two groups of two, of different lengths; the second member of each is solved."""
@@ -63,7 +66,7 @@ def state_of(setting):
 
 def aims_of(setting, batch, state=None, anchors=None):
     """Targets of a batch under fresh weights."""
-    scores = update.score(setting, state or state_of(setting), jnp.asarray(batch.tokens))
+    scores = update.score(COMMON, state or state_of(COMMON), jnp.asarray(batch.tokens))
     return update.targets(setting, batch, scores, anchors)
 
 
