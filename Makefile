@@ -48,7 +48,7 @@ test: dev system ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 bench: dev ## every benchmark that this machine can run; benchmarks/README.md tells how to read them
-	@set -e; for name in dispatch generate neuron_map clamp acts drift explore_search reward_throughput env_throughput; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	@set -e; for name in dispatch generate neuron_map clamp acts drift explore_search reward_throughput env_throughput rl_rollout rl_step; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 lint: dev ## style, format and types
 	$(BIN)/ruff check --no-cache .

@@ -16,6 +16,7 @@ from interp.atlas import NEURON_STATISTICS, NO_TOKEN, POLE_STATISTICS, Atlas, At
 from interp.ranking import rank
 from interp.run import Control, Settings, map_model
 from jaxllm.cli import main
+from jaxllm.errors import UserError
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -269,7 +270,7 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
     other = synthetic(tmp_path / "other", name="other")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         report.write(other, path)
     assert path.read_bytes() == first
     assert [p.name for p in tmp_path.glob("*report*")] + [p.name for p in tmp_path.glob(".*")] == ["report.html"]
