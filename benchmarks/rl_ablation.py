@@ -29,10 +29,9 @@ from rl.config import PRESETS, TrainConfig, with_algorithm
 from rl.trainer import Trainer
 from rl.types import Trajectory
 
-SMALL = dataclasses.replace(
-    rl.models.TINY, hidden_size=64, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2, head_dim=32
+MODEL = dataclasses.replace(
+    rl.models.TINY, hidden_size=96, intermediate_size=384, num_attention_heads=2, num_key_value_heads=2, head_dim=48
 )
-MODEL = dataclasses.replace(SMALL, hidden_size=96, intermediate_size=384, head_dim=48)
 FULL, SHUFFLED = "PPO", "shuffled rewards"
 VARIANTS: dict[str, dict[str, Any]] = {
     FULL: {},

@@ -281,9 +281,8 @@ class EnvPoolVector:
             return False
         if found.shape:
             return bool(((actions >= found.low) & (actions <= found.high)).all())
-        if (
-            actions.dtype.kind == "i" and self._from_zero
-        ):  # one look for both bounds: what is negative is large without its sign
+        if actions.dtype.kind == "i" and self._from_zero:
+            # One look for both bounds: what is negative is large without its sign.
             return bool(len(actions) and int(np.maximum.reduce(actions.view(_UNSIGNED[actions.itemsize]))) <= self._most)
         return bool(len(actions) and actions.min() >= found.low and actions.max() <= found.high)
 

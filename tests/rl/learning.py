@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rl_ablation import SMALL
 from jaxllm.save import save_params
 from rl import models
 from rl.bytes import byte_tokenizer
@@ -17,12 +16,15 @@ ENOUGH = 0.9  # of the optimum, which is 1
 KEYS = PRESETS["toy-keys"]
 CONFIG = dataclasses.replace(
     KEYS,
-    updates=14,
+    updates=18,
     eval_every=0,
     eval_episodes=128,
     checkpoint_every=0,
     optim=dataclasses.replace(KEYS.optim, actor_lr=1e-3, critic_lr=1e-3, decay=0),
     imitate=dataclasses.replace(KEYS.imitate, steps=60, lr=3e-3),
+)
+SMALL = dataclasses.replace(
+    models.TINY, hidden_size=64, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2, head_dim=32
 )
 seeds = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 
