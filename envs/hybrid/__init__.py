@@ -14,10 +14,10 @@ from typing import Any
 
 from envs import browser, sandbox
 from envs.api import Action, EnvSpec, Json, Obs, Policy
+from envs.drawn import SPLITS
 from envs.hybrid.desk import SCREEN_WH
-from envs.hybrid.env import ACTIONS, ANY, KINDS, SPLITS, HybridEnv, draw, problem
+from envs.hybrid.env import ACTIONS, TASKS, HybridEnv
 from envs.hybrid.tasks import Plan, Sight
-from envs.shell.tasks import LEVELS
 from envs.shell.tools import TIMEOUT
 from jaxllm.errors import UserError
 
@@ -30,16 +30,15 @@ OPTIONS: dict[str, Any] = {"backend": "auto", "level": None, "screenshot": True,
 
 def names() -> list[str]:
     """The kinds of tasks, and ``any``, which draws the kind from the seed."""
-    return sorted([*KINDS, ANY])
+    return TASKS.names()
 
 
 def describe(name: str, **options: Json) -> EnvSpec:
     """The spec. Options: see `make`."""
     chosen = _checked(name, options)
-    about = (KINDS[name].__doc__ or "").split("\n")[0] if name != ANY else "a task of any kind, drawn from the seed"
     return EnvSpec(
         name=f"hybrid/{name}",
-        about=about,
+        about=TASKS.about(name),
         actions=ACTIONS,
         screen_wh=SCREEN_WH,
         max_steps=MAX_STEPS,
@@ -74,8 +73,7 @@ def oracle(name: str, seed: int = 0, **options: Json) -> Policy | None:
     def policy(state: Any, obs: Obs) -> Action:
         sight.look(obs)
         if not plans:
-            kind, split, level, number = state["task"].split("/")
-            plans.append(problem(draw(kind, int(level), split, int(number))).plan(sight))
+            plans.append(TASKS.of_id(state["task"]).plan(sight))
         return next(plans[0])
 
     return policy
@@ -88,20 +86,12 @@ def missing() -> str | None:
 
 def _checked(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """All options, those given in the place of the defaults."""
-    if name not in KINDS and name != ANY:
-        raise UserError(f"there is no hybrid/{name}; there are {', '.join(names())}")
+    chosen = {**OPTIONS, **options}
+    TASKS.check(name, chosen["level"], chosen["split"], chosen["timeout"])
     if unknown := sorted(options.keys() - OPTIONS.keys()):
         raise UserError(f"hybrid/{name} knows the options {', '.join(OPTIONS)}, not {', '.join(unknown)}")
-    chosen = {**OPTIONS, **options}
-    level, timeout = chosen["level"], chosen["timeout"]
-    if level is not None and (isinstance(level, bool) or level not in LEVELS):
-        raise UserError(f"level is 1, 2, 3 or None, not {level!r}")
-    if chosen["split"] not in SPLITS:
-        raise UserError(f"split is {' or '.join(SPLITS)}, not {chosen['split']!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 600:
-        raise UserError(f"timeout is a number of seconds up to 600, not {timeout!r}")
     if not isinstance(chosen["screenshot"], bool):
         raise UserError(f"screenshot is true or false, not {chosen['screenshot']!r}")
     if chosen["backend"] not in BACKENDS:
         raise UserError(f"backend is one of {', '.join(BACKENDS)}, not {chosen['backend']!r}")
-    return {**chosen, "timeout": float(timeout)}
+    return {**chosen, "timeout": float(chosen["timeout"])}

@@ -6,8 +6,6 @@ the background does go on meanwhile: that is the one thing that the clock does n
 """
 
 import contextlib
-import functools
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ from envs.actions import BASH, CALL_USER, COMPUTER, EDITOR, FINISHED, PYTHON, WA
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, judging
 from envs.browser import CrashedError, HungError, ScriptError
+from envs.drawn import Tasks
 from envs.elements import listing
 from envs.hybrid.desk import TOOLS, Desk
 from envs.hybrid.fetch import KINDS as FETCH
@@ -22,12 +21,10 @@ from envs.hybrid.read import KINDS as READ
 from envs.hybrid.tasks import Problem, Seen
 from envs.sandbox import HOME
 from envs.shell.env import trial
-from envs.shell.tasks import LEVELS
 from jaxllm.errors import UserError
 
 KINDS = dict(sorted({**FETCH, **READ}.items()))
-ANY = "any"  # the name of the environment that draws the kind from the seed
-SPLITS = ("train", "test")
+TASKS: Tasks[Problem] = Tasks("hybrid", KINDS, "hybrid/")
 ACTIONS = (
     *with_names(COMPUTER, "click", "left_double", "right_single", "middle_click", "hover", "drag", "mouse_down", "mouse_up"),
     *with_names(COMPUTER, "hotkey", "press", "release", "type", "scroll", "navigate", "navigate_back"),
@@ -53,8 +50,8 @@ class HybridEnv(BaseEnv):
 
     def _reset(self, task: Task | None, seed: int) -> Obs:
         self.close()
-        self.drawn = task or draw(self._kind, self._chosen["level"], self._chosen["split"], seed)
-        self._problem = problem(self.drawn)
+        self.drawn = task or TASKS.draw(self._kind, self._chosen["level"], self._chosen["split"], seed)
+        self._problem = TASKS.problem(self.drawn)
         self._answer, self._time = "", 0.0
         self._desk = Desk(
             self._problem.site(),
@@ -150,24 +147,3 @@ class HybridEnv(BaseEnv):
         desk, self._desk = self._desk, None
         if desk is not None:
             desk.close()
-
-
-def draw(kind: str, level: int | None, split: str, seed: int) -> Task:
-    """The task of a seed. Train and test draw from different streams; the level is 1 + seed mod 3 where none is given."""
-    chosen = random.Random(f"{ANY}/{split}/{seed}").choice(list(KINDS)) if kind == ANY else kind
-    data = {"kind": chosen, "level": level or LEVELS[seed % len(LEVELS)], "split": split, "seed": seed}
-    task = Task(f"{chosen}/{split}/{data['level']}/{seed}", "", data)
-    return Task(task.id, problem(task).instruction, data)
-
-
-def problem(task: Task) -> Problem:
-    """The problem of a task of `draw`: the same on any host. Raises UserError for another task."""
-    kind, level, split, seed = (task.data.get(key) for key in ("kind", "level", "split", "seed"))
-    if kind not in KINDS or level not in LEVELS or split not in SPLITS or not isinstance(seed, int):
-        raise UserError(f"a task of hybrid has kind, level, split and seed as data, as `reset` draws it; not {dict(task.data)}")
-    return _made(kind, split, level, seed)
-
-
-@functools.lru_cache(maxsize=8)
-def _made(kind: str, split: str, level: int, seed: int) -> Problem:
-    return KINDS[kind](random.Random(f"hybrid/{kind}/{split}/{level}/{seed}"), level)

@@ -9,9 +9,9 @@ env.step(Action("finished", {"content": "the answer, where one is asked for"})) 
 from typing import Any
 
 from envs.api import Action, EnvSpec, Json, Obs, Policy
+from envs.drawn import SPLITS
 from envs.sandbox import missing
-from envs.shell.env import ACTIONS, ANY, KINDS, SPLITS, ShellEnv, draw, problem
-from envs.shell.tasks import LEVELS
+from envs.shell.env import ACTIONS, TASKS, ShellEnv
 from envs.shell.tools import TIMEOUT
 from jaxllm.errors import UserError
 
@@ -22,16 +22,15 @@ MAX_STEPS = 50
 
 def names() -> list[str]:
     """The kinds of tasks, and ``any``, which draws the kind from the seed."""
-    return sorted([*KINDS, ANY])
+    return TASKS.names()
 
 
 def describe(name: str, **options: Json) -> EnvSpec:
     """The spec. Options: see `make`."""
     _, _, timeout = _checked(name, **options)
-    about = (KINDS[name].__doc__ or "").split("\n")[0] if name != ANY else "a task of any kind, drawn from the seed"
     return EnvSpec(
         name=f"shell/{name}",
-        about=about,
+        about=TASKS.about(name),
         actions=ACTIONS,
         max_steps=MAX_STEPS,
         supports=frozenset({"save", "deterministic", "oracle"}),
@@ -61,8 +60,7 @@ def oracle(name: str, seed: int = 0, **options: Json) -> Policy | None:
 
     def policy(state: Any, obs: Obs) -> Action:
         if not steps:
-            kind, split, level, number = state["task"].split("/")
-            steps.extend(problem(draw(kind, int(level), split, int(number))).solution)
+            steps.extend(TASKS.of_id(state["task"]).solution)
         step = steps.pop(0)
         return step if isinstance(step, Action) else step(obs)
 
@@ -72,14 +70,7 @@ def oracle(name: str, seed: int = 0, **options: Json) -> Policy | None:
 def _checked(
     name: str, *, level: Any = None, split: Any = SPLITS[0], timeout: Any = TIMEOUT, **unknown: Any
 ) -> tuple[int | None, str, float]:
-    if name not in KINDS and name != ANY:
-        raise UserError(f"there is no shell/{name}; there are {', '.join(names())}")
+    TASKS.check(name, level, split, timeout)
     if unknown:
         raise UserError(f"shell/{name} knows the options level, split and timeout, not {', '.join(unknown)}")
-    if level is not None and (isinstance(level, bool) or level not in LEVELS):
-        raise UserError(f"level is 1, 2, 3 or None, not {level!r}")
-    if split not in SPLITS:
-        raise UserError(f"split is {' or '.join(SPLITS)}, not {split!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 600:
-        raise UserError(f"timeout is a number of seconds up to 600, not {timeout!r}")
     return level, split, float(timeout)

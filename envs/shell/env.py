@@ -4,9 +4,7 @@ The session's clock is virtual as far as observations go (`STEP` seconds an acti
 the host's time, and changes of files carry it. Neither is part of the state. Files of the set-up have fixed times.
 """
 
-import functools
 import json
-import random
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,20 +14,20 @@ from envs import temporary
 from envs.actions import BASH, CALL_USER, EDITOR, FINISHED, PYTHON, WAIT
 from envs.api import Action, EnvSpec, Obs, StepResult, Task
 from envs.base import BaseEnv, decode, judging
+from envs.drawn import Tasks
 from envs.sandbox import HOME, Limits, Root, Sandbox
 from envs.sandbox.tree import Item, lay, remove
 from envs.shell.edit import KINDS as EDIT
 from envs.shell.scripts import KINDS as SCRIPTS
 from envs.shell.search import KINDS as SEARCH
 from envs.shell.tables import KINDS as TABLES
-from envs.shell.tasks import LEVELS, Problem, View
+from envs.shell.tasks import Problem, View
 from envs.shell.tools import Session
 from jaxllm.errors import UserError
 
 KINDS = dict(sorted({**SEARCH, **EDIT, **SCRIPTS, **TABLES}.items()))
 ACTIONS = (BASH, EDITOR, PYTHON, WAIT, FINISHED, CALL_USER)
-ANY = "any"  # the name of the environment that draws the kind from the seed
-SPLITS = ("train", "test")
+TASKS: Tasks[Problem] = Tasks("shell", KINDS)
 STEP = 0.1  # seconds of virtual time that an action takes
 WAITED = 5.0  # and the action wait
 BEGIN = 1_767_225_600  # 2026-01-01 00:00 UTC: the first file's time; each next one is a minute younger
@@ -58,8 +56,8 @@ class ShellEnv(BaseEnv):
 
     def _set_up(self, task: Task | None, seed: int) -> None:
         self.close()
-        self.drawn = task or draw(self._kind, self._level, self._split, seed)
-        self._problem = problem(self.drawn)
+        self.drawn = task or TASKS.draw(self._kind, self._level, self._split, seed)
+        self._problem = TASKS.problem(self.drawn)
         self._answer, self._time = "", 0.0
 
     def _open(self, saved: Mapping[str, Any] | None = None, items: Sequence[Item] = ()) -> None:
@@ -141,27 +139,6 @@ COUNTERS: dict[str, Any] = {
     "_answer": str,
     "_time": float,
 }
-
-
-def draw(kind: str, level: int | None, split: str, seed: int) -> Task:
-    """The task of a seed. Train and test draw from different streams; the level is 1 + seed mod 3 where none is given."""
-    chosen = random.Random(f"{ANY}/{split}/{seed}").choice(list(KINDS)) if kind == ANY else kind
-    data = {"kind": chosen, "level": level or LEVELS[seed % len(LEVELS)], "split": split, "seed": seed}
-    task = Task(f"{chosen}/{split}/{data['level']}/{seed}", "", data)
-    return Task(task.id, problem(task).instruction, data)
-
-
-def problem(task: Task) -> Problem:
-    """The problem of a task of `draw`: the same on any host. Raises UserError for another task."""
-    kind, level, split, seed = (task.data.get(key) for key in ("kind", "level", "split", "seed"))
-    if kind not in KINDS or level not in LEVELS or split not in SPLITS or not isinstance(seed, int):
-        raise UserError(f"a task of shell has kind, level, split and seed as data, as `reset` draws it; not {dict(task.data)}")
-    return _made(kind, split, level, seed)
-
-
-@functools.lru_cache(maxsize=8)
-def _made(kind: str, split: str, level: int, seed: int) -> Problem:
-    return KINDS[kind](random.Random(f"{kind}/{split}/{level}/{seed}"), level)
 
 
 def trial(script: bytes, inputs: Sequence[bytes]) -> list[str] | None:

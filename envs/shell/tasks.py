@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from envs.api import Action, Obs
 from envs.sandbox import HOME, OutsideError, Root
 
-LEVELS = (1, 2, 3)
 SIZES = {1: 10, 2: 40, 3: 150}  # things to look at, by level
 MAX_ANSWER = 1 << 20  # bytes of a file with an answer
 

@@ -17,7 +17,7 @@ from envs.api import Action, Element, Invalid
 from envs.browser import CrashedError
 from envs.digest import digest
 from envs.hybrid.desk import SITE, Desk
-from envs.hybrid.env import KINDS, HybridEnv, draw, problem
+from envs.hybrid.env import KINDS, TASKS, HybridEnv
 from envs.hybrid.fetch import MISTAKES
 from envs.hybrid.tasks import PAGES, Seen
 from envs.registry import oracle
@@ -62,7 +62,7 @@ def click(elements: tuple[Element, ...], id: str) -> Action:
 
 def nothing_done(kind: str, level: int, seed: int, folder: Path, sent: Any = None) -> float:
     """What the check says of a set-up in which nothing was done."""
-    task = problem(draw(kind, level, "train", seed))
+    task = TASKS.problem(TASKS.draw(kind, level, "train", seed))
     lay(folder, task.items())
     return task.check(Seen(Root(folder), "", lambda script, inputs: None, sent))
 
@@ -79,19 +79,19 @@ def test_nothing_done_earns_nothing_and_nor_does_something_else_sent(kind: str, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_draws_the_same_problem_and_others_draw_others(kind: str):
     def drawn(seed: int, split: str = "train") -> tuple[str, list[Item], list[Item]]:
-        task = problem(draw(kind, 2, split, seed))
+        task = TASKS.problem(TASKS.draw(kind, 2, split, seed))
         return task.instruction, task.site(), task.items()
 
     made = [drawn(seed) for seed in range(20)] + [drawn(seed, "test") for seed in range(20)]
     assert len({repr(one) for one in made}) == 40
     assert drawn(3) == made[3]
-    assert (PAGES / f"{problem(draw(kind, 1, 'train', 0)).page}.html").is_file()
+    assert (PAGES / f"{TASKS.problem(TASKS.draw(kind, 1, 'train', 0)).page}.html").is_file()
 
 
 def test_the_script_of_repair_goes_wrong_and_its_correction_goes_right(tmp_path: Path):
     met: set[str] = set()
     for seed in range(100):
-        task = problem(draw("repair", 1 + seed % 3, "train", seed))
+        task = TASKS.problem(TASKS.draw("repair", 1 + seed % 3, "train", seed))
         broken = task.downloads["summary.sh"].decode()
         right, wrong = next(pair for pair in MISTAKES if broken.count(pair[1]) and not broken.count(pair[0]))
         if wrong in met:
@@ -419,7 +419,7 @@ def test_the_family_describes_what_it_makes():
     }
     assert sorted(envs.names("hybrid/*")) == sorted(f"hybrid/{kind}" for kind in (*KINDS, "any"))
     assert len(KINDS) >= 6
-    assert len({draw("any", None, "train", seed).data["kind"] for seed in range(60)}) == len(KINDS)
+    assert len({TASKS.draw("any", None, "train", seed).data["kind"] for seed in range(60)}) == len(KINDS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import envs
 from envs.api import Action, Invalid
 from envs.digest import digest
 from envs.sandbox import Limits
-from envs.shell.env import KINDS, draw, problem
+from envs.shell.env import KINDS, TASKS
 from envs.shell.scripts import SCRIPTS, inputs
 from envs.shell.tools import Session
 from jaxllm.errors import UserError
@@ -29,7 +29,7 @@ def bash(command):
 
 def summary(kind, level, seed, split="train"):
     """A digest of a problem's instruction and files, without starting anything."""
-    made = problem(draw(kind, level, split, seed))
+    made = TASKS.problem(TASKS.draw(kind, level, split, seed))
     files = {path: [file.data.hex(), file.mode] for path, file in made.files.items()}
     return digest({"instruction": made.instruction, "files": files})
 
@@ -73,7 +73,7 @@ def test_large_ones_are_solved_too(kind):
 def test_there_are_enough_kinds():
     assert len(KINDS) >= 12
     assert list(envs.names("shell/*")) == sorted(f"shell/{kind}" for kind in [*KINDS, "any"])
-    assert {draw("any", None, "train", seed).data["kind"] for seed in range(150)} == set(KINDS)
+    assert {TASKS.draw("any", None, "train", seed).data["kind"] for seed in range(150)} == set(KINDS)
 
 
 def test_the_same_seed_gives_the_same_task_in_another_process():
@@ -113,7 +113,9 @@ def test_seeds_levels_and_splits_differ(kind):
     test = {summary(kind, 1, seed, "test") for seed in range(12)}
     assert len(train) == len(test) == 12
     assert not train & test
-    sizes = [sum(len(file.data) for file in problem(draw(kind, level, "train", 0)).files.values()) for level in (1, 3)]
+    sizes = [
+        sum(len(file.data) for file in TASKS.problem(TASKS.draw(kind, level, "train", 0)).files.values()) for level in (1, 3)
+    ]
     assert sizes[0] < sizes[1] or kind == "script"
 
 
@@ -238,7 +240,12 @@ def test_a_save_goes_on_in_another_environment():
         bash("pwd; echo $A $B $RANDOM; ls -l | cut -c 1-10"),
         Action("str_replace_editor", {"command": "undo_edit", "path": "n/a"}),
     ]
-    rest += [bash("cat l"), Invalid("no_action"), bash("cd ..; ls -A"), *problem(draw("config", 1, "train", 6)).solution]
+    rest += [
+        bash("cat l"),
+        Invalid("no_action"),
+        bash("cd ..; ls -A"),
+        *TASKS.problem(TASKS.draw("config", 1, "train", 6)).solution,
+    ]
     for action in rest:
         here, there = first.step(action), second.step(action)
         assert (here.obs.text, here.reward, here.terminated) == (there.obs.text, there.reward, there.terminated)
