@@ -28,7 +28,7 @@ from rl.packing import NO_SEGMENT
 from rl.sft_config import SftConfig
 from rl.sft_data import load, same_data
 from rl.state import Checkpoints, Counters, save_config
-from rl.update import MAX_SKIPPED, Setting, Step, TrainState, descend, optimiser, rate
+from rl.update import LEAN, MAX_SKIPPED, Setting, Step, TrainState, descend, optimiser, rate
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class How:
         return policy.logprobs(weights, self.setting.cfg, ids, segments=segments, **self.setting.passes)[0]
 
 
-@functools.partial(jax.jit, static_argnames=("how",), donate_argnames=("weights", "opt"))
+@functools.partial(jax.jit, static_argnames=("how",), donate_argnames=("weights", "opt"), compiler_options=LEAN)
 def step(
     how: How, weights: Params, opt: optax.OptState, base: Params | None, ids: jax.Array, mask: jax.Array, segments: jax.Array
 ) -> Step:

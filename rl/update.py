@@ -28,6 +28,8 @@ from rl.types import Batch
 
 LAST_RATE = 0.1  # of the learning rate, where it falls
 MAX_SKIPPED = 3  # optimiser steps in a row that are not finite, after which a run stops
+# On CPUs XLA runs early what depends on little: what each layer's backward pass computes again would be kept of all of them.
+LEAN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 @flax.struct.dataclass
@@ -242,7 +244,7 @@ class Step(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"))
+@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
 def policy_step(
     setting: Setting, params: Params, opt: optax.OptState, tokens: jax.Array, turns: jax.Array, aims: Targets
 ) -> Step:
@@ -286,7 +288,7 @@ def policy_step(
     return step._replace(metrics=_named("ppo", {**step.metrics, **shares}))
 
 
-@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"))
+@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
 def critic_step(
     setting: Setting, params: Any, opt: optax.OptState, tokens: jax.Array, aims: Targets, shared: Params | None
 ) -> Step:
@@ -345,7 +347,7 @@ def descend(
     return Step(params, opt, {**metrics, "grad_norm": norm, "skipped": ~finite})
 
 
-@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"))
+@functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
 def imitation_step(setting: Setting, params: Params, opt: optax.OptState, tokens: jax.Array, mask: jax.Array) -> Step:
     """One step of supervised learning: the mean negative log-probability of the tokens of a mask."""
 
