@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm import sampling
 from jaxllm.errors import UserError
-from jaxllm.sampling import GREEDY, GROUP, NUCLEUS, Sampler, sample
+from jaxllm.sampling import GREEDY, GROUP, NUCLEUS, Sampler
 
+sample = jax.jit(sampling.sample, static_argnames="sampler")
 DRAWS = 20_000
 LOGITS = np.log(np.array([0.4, 0.05, 0.3, 0.15, 0.1], np.float32))
 

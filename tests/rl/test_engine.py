@@ -250,14 +250,15 @@ def test_clamps_act_on_their_session_alone(weights):
 
 
 def test_nothing_is_compiled_after_warm_up(weights):
-    machine = make(weights, seed=1, context=32)
+    machine = make(weights, seed=1)
     rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 41, 200)  # of what is read, in the first turns and in later ones
 
     def play(rounds):
         for i in range(rounds):
-            for key in range(4):
-                if machine.room((i // 4, key)) > 14:
-                    ids = rng.integers(0, 64, rng.integers(1, 9)).tolist()
+            for key, length in enumerate(lengths[4 * i : 4 * i + 4]):
+                if machine.room((i // 4, key)) > length + 6:
+                    ids = rng.integers(0, 64, length).tolist()
                     machine.submit((i // 4, key), ids, max_tokens=int(rng.integers(1, 6)))
             answers(machine)
             if i % 4 == 3:
@@ -265,7 +266,7 @@ def test_nothing_is_compiled_after_warm_up(weights):
                     machine.release((i // 4, key))
 
     before = machine.warm_up()
-    play(40)
+    play(50)
     assert machine.compilations == before
 
 

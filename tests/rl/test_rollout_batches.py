@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,6 +102,22 @@ def test_widths():
     assert [tokens.bucket(n) for n in (1, 32, 33, 100)] == [32, 32, 64, 128]
     assert tokens.bucket(5, (16, 8)) == 8
     assert len({tokens.bucket(n) for n in range(1, 1000)}) == 6  # so many programs are compiled, whatever comes
+
+
+def test_two_hundred_lengths_compile_as_many_programs_as_there_are_buckets():
+    compiled = []
+
+    @jax.jit
+    def program(ids):
+        compiled.append(ids.shape)
+        return ids.sum()
+
+    lengths = np.random.default_rng(0).integers(2, 500, 200)
+    for length in lengths:
+        one = Trajectory((turn([1] * (length - 1), [2]),), Stop.TERMINATED)
+        program(tokens.make_batch([one], [0]).tokens)
+    assert len(set(lengths)) > 100  # without buckets it would be so many
+    assert sorted(compiled) == [(1, 32), (1, 64), (1, 128), (1, 256), (1, 512)]
 
 
 def test_shift():

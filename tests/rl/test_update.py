@@ -6,26 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_update import CFG
 
 from jaxllm import params
-from jaxllm.config import Config
 from rl import critic, groups, tokens, update
 from rl.config import Algo, Optim
 from rl.types import Stop, Trajectory, Turn
 from rl.update import Setting, TrainState
-
-CFG = Config(
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    vocab_size=32,
-    max_position_embeddings=64,
-    rope_theta=10000.0,
-    tie_word_embeddings=True,
-)
 
 
 def setting(**algo):
