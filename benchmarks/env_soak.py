@@ -25,7 +25,6 @@ from typing import Any
 
 from environments.soak_report import judge, report
 from environments.soak_watch import Killer, Watch, descriptors
-
 from envs.server import Client, Server
 
 HERE = Path(__file__).parent

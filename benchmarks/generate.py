@@ -1,9 +1,9 @@
 """Decode and prefill of SmolLM2 against Hugging Face transformers, on the same weights and dtype, in alternating rounds.
 
-Both sides get the same prompts and the same number of new tokens, greedy, without stopping, in one process; a round times one
-side after the other, and the medians of the rounds are compared. Transformers runs eagerly in inference mode, with its dynamic
-cache and the head on the last position only. The memory bandwidth is what two threads reach that sum a buffer of the weights'
-size, in the same rounds.
+Both sides get the same prompts and the same number of new tokens, greedy, without stopping, each in a process of its own; a
+round times one side after the other, and the medians of the rounds are compared. Transformers runs eagerly in inference mode,
+with its dynamic cache and the head on the last position only. The memory bandwidth is what two threads reach that sum a buffer
+of the weights' size, in the same rounds.
 
     python benchmarks/generate.py [--dtype float32 bfloat16] [--batch 1 8]
 
@@ -18,11 +18,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxllm.cli.runtime import configure_jax
+from sides import peer
 
 PROMPT, NEW, ROUNDS = 64, 32, 5
 DECODE_TARGETS = {"float32": 2.0, "bfloat16": 1.2}
@@ -45,32 +47,35 @@ def ours(weights: Any, cfg: Any, prompts: list[list[int]]) -> Times:
     return middle - start, time.perf_counter() - middle
 
 
-def theirs(peer: Any, prompts: list[list[int]]) -> Times:
+def theirs(model: Any, prompts: list[list[int]]) -> Times:
     """The same with transformers, a hand-written greedy loop: less overhead than its ``generate``."""
     import torch
 
     with torch.inference_mode():
         start = time.perf_counter()
-        out = peer(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+        out = model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         token = out.logits[:, -1].argmax(-1, keepdim=True)
         middle = time.perf_counter()
         for _ in range(NEW - 1):
-            out = peer(token, past_key_values=out.past_key_values, use_cache=True)
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
             token = out.logits[:, -1].argmax(-1, keepdim=True)
         return middle - start, time.perf_counter() - middle
 
 
-def load_peer(folder: Any, dtype: str) -> Any:
-    """The checkpoint as a transformers model on all cores; None where it is not installed."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return None
+def prompts(B: int) -> list[list[int]]:
+    """Ids that SmolLM2 has."""
+    return np.random.default_rng(0).integers(3, 49000, (B, PROMPT)).tolist()
+
+
+def transformers_sides(folder: Path, dtype: str, batches: list[int]) -> dict[str, Callable[[], Times]]:
+    """What transformers does on all cores with the checkpoint, by batch."""
+    import torch
+    import transformers
 
     torch.set_num_threads(os.cpu_count() or 1)
     transformers.logging.set_verbosity_error()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return {str(B): lambda B=B: theirs(model, prompts(B)) for B in batches}  # type: ignore[misc]
 
 
 def bandwidth(buffer: np.ndarray, pool: concurrent.futures.Executor) -> float:
@@ -85,9 +90,9 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def compare(mine: Callable[[], Times], peer: Callable[[], Times], read: Callable[[], float]) -> dict[str, float]:
+def compare(mine: Callable[[], Times], other: Callable[[], Times], read: Callable[[], float]) -> dict[str, float]:
     """Medians of the alternating rounds, after one unmeasured round; a peer that is not there takes NaN."""
-    rounds = [(mine(), peer(), read()) for _ in range(ROUNDS + 1)][1:]
+    rounds = [(mine(), other(), read()) for _ in range(ROUNDS + 1)][1:]
     fields = {
         "prefill_ms": [1e3 * a[0] for a, _, _ in rounds],
         "peer_prefill_ms": [1e3 * b[0] for _, b, _ in rounds],
@@ -115,29 +120,29 @@ def main() -> None:
     rows, results, absent = [], {}, False
     for dtype in args.dtype:
         weights = load.load_params(checkpoint, dtype=jnp.dtype(dtype))
-        peer = load_peer(folder, dtype)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
         buffer = np.ones(size // 4, np.float32)
-        for B in args.batch:
-            prompts = np.random.default_rng(0).integers(3, 49000, (B, PROMPT)).tolist()
-            r = compare(
-                lambda w=weights, p=prompts: ours(w, checkpoint.config, p),
-                lambda m=peer, p=prompts: ABSENT if m is None else theirs(m, p),
-                lambda b=buffer: bandwidth(b, pool),
-            )
-            share = size / (r["step_ms"] / 1e3) / r["bandwidth"]
-            rows.append((dtype, B, r, share))
-            numbers = {
-                "decode_ratio": r["peer_step_ms"] / r["step_ms"],
-                "decode_target": DECODE_TARGETS[dtype],
-                "prefill_ratio": r["peer_prefill_ms"] / r["prefill_ms"],
-                "bandwidth_share": share,
-                **({"bandwidth_target": BANDWIDTH_TARGET} if (dtype, B) == ("float32", 1) else {}),
-                **r,
-            }
-            results[f"{dtype} batch {B}"] = {name: value for name, value in numbers.items() if not math.isnan(value)}
-        absent = peer is None
-        del weights, peer, buffer
+        with peer(transformers_sides, folder, dtype, args.batch) as sides:
+            absent = not sides
+            for B in args.batch:
+                side = sides.get(str(B))
+                r = compare(
+                    lambda w=weights, B=B: ours(w, checkpoint.config, prompts(B)),
+                    lambda side=side: ABSENT if side is None else side().value,
+                    lambda b=buffer: bandwidth(b, pool),
+                )
+                share = size / (r["step_ms"] / 1e3) / r["bandwidth"]
+                rows.append((dtype, B, r, share))
+                numbers = {
+                    "decode_ratio": r["peer_step_ms"] / r["step_ms"],
+                    "decode_target": DECODE_TARGETS[dtype],
+                    "prefill_ratio": r["peer_prefill_ms"] / r["prefill_ms"],
+                    "bandwidth_share": share,
+                    **({"bandwidth_target": BANDWIDTH_TARGET} if (dtype, B) == ("float32", 1) else {}),
+                    **r,
+                }
+                results[f"{dtype} batch {B}"] = {name: value for name, value in numbers.items() if not math.isnan(value)}
+        del weights, buffer
     print(f"SmolLM2-135M, {PROMPT} prompt tokens, {NEW} new, {os.cpu_count()} cores, medians of {ROUNDS} alternating rounds")
     print(
         f"{'dtype':10}{'batch':>6}{'ms/step':>10}{'peer':>9}{'ratio':>7}{'target':>8}{'prefill':>9}{'peer':>8}{'ratio':>7}{'bandwidth':>11}"

@@ -150,7 +150,6 @@ def smollm2(dtype: str, rounds: int, layers: int) -> dict[str, Any]:
 def one_layer_of_8b(dtype: str, directory: Path | None) -> dict[str, Any]:
     """A layer of the 8B shape from a safetensors folder, mapped in a process of its own."""
     import random_checkpoint
-
     from jaxllm.config import PRESETS
 
     cfg = PRESETS["llama-3.1-8b"]

@@ -31,7 +31,6 @@ _LOADS_ALL = ("load_1_device", "load_8_devices", "prefill", "decode")
 
 def step_write(folder: Path, preset: str) -> dict[str, Any]:
     import random_checkpoint
-
     from jaxllm import hub
     from jaxllm.config import PRESETS
 

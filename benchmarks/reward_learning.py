@@ -28,7 +28,6 @@ from typing import Any
 
 from grounding import work
 from grounding.work import Task
-
 from jaxllm.cli.runtime import configure_jax
 
 MAIN = ("point + coverage", "point", "coverage", "binary point", "binary IoU", "random")

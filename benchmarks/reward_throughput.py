@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
 import reward_text
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

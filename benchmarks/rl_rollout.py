@@ -3,8 +3,8 @@
     python benchmarks/rl_rollout.py [--parts turns slots host compiles] [--rounds 3]
 
 turns: SmolLM2 plays 10 turns, its context grows from 660 to 1,000 tokens, in float32, with caches that stay in their slots; the
-same with caches dropped after each turn; and transformers' `generate` on the same weights and token counts, for each turn anew
-and with its own cache kept. Rates are sampled tokens a second of the whole round.
+same with caches dropped after each turn; and transformers' `generate` on the same weights and token counts, in a process of its
+own, for each turn anew and with its own cache kept. Rates are sampled tokens a second of the whole round.
 slots: 16 slots of SmolLM2 answer with uneven lengths, refilled as they end, against the same number of tokens in answers of one
 length that begin and end together.
 host: what a decode step of a tiny model takes beyond the compiled loop itself.
@@ -20,19 +20,20 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxllm.cli.runtime import configure_jax
+from sides import Run, Side, peer, timed
 
 TURNS, SESSIONS = 10, 4
 OPENING, OBSERVED, ANSWER = 640, 20, 16  # tokens: before the first turn, and of each turn
 SLOTS, PROMPT, MEAN = 16, 32, 48
 TARGETS = {"turns": 3.0, "slots": 0.8, "host_ms": 0.5, "compiles": 0}
-Times = tuple[float, float]  # seconds of the wall clock, and of all cores together
-Rows = dict[str, list[Times]]
+Rows = dict[str, list[Run]]
 
 
 def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
@@ -65,41 +66,37 @@ def turns_of_ours(machine: Any, seen: list[list[list[int]]], *, resident: bool) 
             machine.release(k)
 
 
-def turns_of_transformers(peer: Any, seen: list[list[list[int]]], *, resident: bool) -> None:
+def turns_of_transformers(model: Any, seen: list[list[list[int]]], *, resident: bool) -> None:
     """The same with ``generate``, sampling at temperature 1."""
     import torch
     from transformers import DynamicCache
 
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "pad_token_id": 0}
     stream = torch.zeros((SESSIONS, 0), dtype=torch.long)
-    cache = DynamicCache(config=peer.config) if resident else None
+    cache = DynamicCache(config=model.config) if resident else None
     with torch.inference_mode():
         for turn in range(len(seen)):
             stream = torch.cat([stream, torch.tensor(seen[turn])], dim=1)
             kept = {"past_key_values": cache} if resident else {}
-            stream = peer.generate(stream, attention_mask=torch.ones_like(stream), **options, **kept)
+            stream = model.generate(stream, attention_mask=torch.ones_like(stream), **options, **kept)
 
 
-def load_peer(folder: Any) -> Any:
-    """The checkpoint as a transformers model on all cores; None where it is not installed."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return None
+def transformers_sides(folder: Path, seen: list[list[list[int]]]) -> dict[str, Callable[[], None]]:
+    """What transformers does on all cores, with the checkpoint."""
+    import torch
+    import transformers
+
     torch.set_num_threads(os.cpu_count() or 1)
     transformers.logging.set_verbosity_error()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return {
+        "transformers, each turn anew": lambda: turns_of_transformers(model, seen, resident=False),
+        "transformers, cache kept": lambda: turns_of_transformers(model, seen, resident=True),
+    }
 
 
-def timed(side: Callable[[], Any]) -> Times:
-    start, cpu = time.perf_counter(), time.process_time()
-    side()
-    return time.perf_counter() - start, time.process_time() - cpu
-
-
-def alternate(sides: dict[str, Callable[[], Times]], rounds: int) -> Rows:
-    """Times of each side in alternating rounds."""
+def alternate(sides: Mapping[str, Side], rounds: int) -> Rows:
+    """Runs of each side in alternating rounds."""
     found: Rows = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -107,24 +104,26 @@ def alternate(sides: dict[str, Callable[[], Times]], rounds: int) -> Rows:
     return found
 
 
-def middle(times: list[Times]) -> Times:
+def middle(runs: list[Run]) -> Run:
     """Medians."""
-    wall, cpu = zip(*times, strict=True)
-    return statistics.median(wall), statistics.median(cpu)
+    return Run(statistics.median(run.wall for run in runs), statistics.median(run.processor for run in runs))
 
 
-def report(rows: Rows, tokens: int) -> dict[str, Times]:
+def report(rows: Rows, tokens: int) -> dict[str, Run]:
     """Prints medians with the lowest and highest, and returns the medians."""
-    for name, times in rows.items():
-        (wall, cpu), walls = middle(times), [wall for wall, _ in times]
+    for name, runs in rows.items():
+        mid, walls = middle(runs), [run.wall for run in runs]
         spread = f"({min(walls):.2f} to {max(walls):.2f})"
-        print(f"  {name:30}{wall:8.2f} s {spread:20}{cpu:8.2f} s of the cores {tokens / wall:8.1f} tokens/s")
-    return {name: middle(times) for name, times in rows.items()}
+        print(
+            f"  {name:30}{mid.wall:8.2f} s {spread:20}{mid.processor:8.2f} s of the cores {tokens / mid.wall:8.1f} tokens/s",
+            flush=True,
+        )
+    return {name: middle(runs) for name, runs in rows.items()}
 
 
-def over(name: str, other: Times, mine: Times) -> dict[str, float]:
+def over(name: str, other: Run, mine: Run) -> dict[str, float]:
     """How many times as fast mine is; by the cores' time as well, which others on the machine disturb less."""
-    return {name: other[0] / mine[0], f"{name}, by cores": other[1] / mine[1]}
+    return {name: other.wall / mine.wall, f"{name}, by cores": other.processor / mine.processor}
 
 
 def turns(rounds: int) -> dict[str, float]:
@@ -135,7 +134,7 @@ def turns(rounds: int) -> dict[str, float]:
     checkpoint = load.open_checkpoint(folder)
     machine = Engine(load.load_params(checkpoint, dtype="float32"), checkpoint.config, slots=SESSIONS, context=1024)
     seen = [prompts(SESSIONS, OBSERVED + (0 if turn else OPENING), turn) for turn in range(TURNS)]
-    sides = {
+    sides: dict[str, Side] = {
         "resident caches": lambda: timed(lambda: turns_of_ours(machine, seen, resident=True)),
         "each turn anew": lambda: timed(lambda: turns_of_ours(machine, seen, resident=False)),
     }
@@ -143,11 +142,9 @@ def turns(rounds: int) -> dict[str, float]:
     turns_of_ours(machine, ends, resident=True)
     turns_of_ours(machine, ends, resident=False)
     turns_of_ours(machine, seen[:2], resident=True)
-    if (peer := load_peer(folder)) is not None:
-        sides["transformers, each turn anew"] = lambda: timed(lambda: turns_of_transformers(peer, seen, resident=False))
-        sides["transformers, cache kept"] = lambda: timed(lambda: turns_of_transformers(peer, seen, resident=True))
     print(f"turns: {SESSIONS} sessions, {OPENING} tokens and {TURNS} turns of {OBSERVED} observed, {ANSWER} sampled, float32")
-    taken = report(alternate(sides, rounds), SESSIONS * TURNS * ANSWER)
+    with peer(transformers_sides, folder, seen) as theirs:
+        taken = report(alternate(sides | theirs, rounds), SESSIONS * TURNS * ANSWER)
     mine, found = taken.pop("resident caches"), {}
     for name, other in taken.items():
         found |= over(f"turns over {name}", other, mine)
@@ -176,8 +173,8 @@ def slots(rounds: int) -> dict[str, float]:
     return over("slots", taken["one length, all in step"], taken["uneven lengths"])
 
 
-def play(machine: Any, lengths: Iterator[int], enough: int) -> Times:
-    """Times for ``enough`` tokens, sampled while a new answer begins in every slot that is free."""
+def play(machine: Any, lengths: Iterator[int], enough: int) -> Run:
+    """What ``enough`` tokens take, sampled while a new answer begins in every slot that is free."""
     start, cpu, live, sampled = time.perf_counter(), time.process_time(), set(), 0
     while True:
         while machine.free:
@@ -196,7 +193,7 @@ def play(machine: Any, lengths: Iterator[int], enough: int) -> Times:
     for key in live:
         machine.release(key)
     share = enough / (sampled + under_way)
-    return taken[0] * share, taken[1] * share
+    return Run(taken[0] * share, taken[1] * share)
 
 
 def tiny() -> tuple[Any, Any]:
@@ -215,22 +212,22 @@ def host(rounds: int) -> dict[str, float]:
 
     weights, cfg = tiny()
 
-    def seconds(steps: int, tokens: int = 192) -> Times:
+    def seconds(steps: int, tokens: int = 192) -> Run:
         """Of a step, over all steps of 16 answers of ``tokens``, without the reading."""
         machine = machines[steps]
         for key in range(SLOTS):
             machine.submit(key, [1], max_tokens=tokens)
         machine.advance()
-        wall, cpu = timed(lambda: finish(machine))
+        taken = timed(lambda: finish(machine))
         for key in range(SLOTS):
             machine.release(key)
-        return wall / (tokens - steps), cpu / (tokens - steps)
+        return Run(taken.wall / (tokens - steps), taken.processor / (tokens - steps))
 
     machines = {steps: Engine(weights, cfg, slots=SLOTS, context=256, steps=steps) for steps in (1, 16, 48, 96)}
-    sides = {f"{steps}": lambda steps=steps: seconds(steps) for steps in machines}
+    sides: dict[str, Side] = {f"{steps}": lambda steps=steps: seconds(steps) for steps in machines}  # type: ignore[misc]
     alternate(sides, 1)
     rows = alternate(sides, 5 * rounds)
-    step = {steps: middle(rows[f"{steps}"])[0] for steps in machines}
+    step = {steps: middle(rows[f"{steps}"]).wall for steps in machines}
     # wall(n) = device + call / n, of which two lengths give the device's part.
     device = (96 * step[96] - 48 * step[48]) / 48
     print("host: milliseconds of a decode step, 16 slots of the tiny model")

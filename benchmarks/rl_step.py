@@ -2,39 +2,38 @@
 
     python benchmarks/rl_step.py [--dtype float32 bfloat16] [--rounds 5]
 
-4 rows of 512 tokens, every token trained, on the same weights: ours is `rl.update.imitation_step`; PyTorch runs transformers'
-model with its own loss, clips by the global norm and steps AdamW (the fused one). In bfloat16 both keep float32 weights and
-moments and pass in bfloat16 (PyTorch by autocast). Rounds alternate. The share of the peak counts 6 operations for each
-parameter and token and causal attention; what is computed twice counts once. A step is also told in processor time, of all
-threads, which other load changes less. Then the parts of our step, and what compiled log-probabilities with their gradient hold
-at T and at 4 T, in chunks and with all logits at once. Without the `peers` extra it prints our side alone. The last line is
-JSON: ratios and targets.
+4 rows of 512 tokens, every token trained, on the same weights: ours is `rl.update.imitation_step`; PyTorch, in a process of its
+own, runs transformers' model with its own loss, clips by the global norm and steps AdamW (the fused one). In bfloat16 both keep
+float32 weights and moments and pass in bfloat16 (PyTorch by autocast). Rounds alternate. The share of the peak counts 6
+operations for each parameter and token and causal attention; what is computed twice counts once. A step is also told in
+processor time, of all threads, which other load changes less. Then the parts of our step, and what compiled log-probabilities
+with their gradient hold at T and at 4 T, in chunks and with all logits at once. Without the `peers` extra it prints our side
+alone. The last line is JSON: ratios and targets.
 """
 
 import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxllm.cli.runtime import configure_jax
+from sides import Run, Side, peer, timed
 
 B, T = 4, 512
 LR, WEIGHT_DECAY, CLIP = 1e-5, 0.1, 1.0
 TARGETS = {"float32": {"ratio": 1.0, "peak": 0.6}, "bfloat16": {}}  # for bfloat16 the gap is reported
 
 
-def timed(f: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of one call whose result is ready: of the clock, of all processors."""
+def ready(f: Callable[[], Any]) -> Run:
+    """One call, until its result is there."""
     import jax
 
-    clock, processor = time.perf_counter(), time.process_time()
-    jax.block_until_ready(f())
-    return time.perf_counter() - clock, time.process_time() - processor
+    return timed(lambda: jax.block_until_ready(f()))
 
 
 def peak(dtype: str) -> tuple[float, float]:
@@ -45,17 +44,15 @@ def peak(dtype: str) -> tuple[float, float]:
     a = jax.random.normal(jax.random.key(0), (2048, 2048)).astype(dtype)
     product = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
     product(a).block_until_ready()
-    clock, processor = zip(*(timed(lambda: product(a)) for _ in range(5)), strict=True)
-    return 2 * 2048**3 / min(clock), 2 * 2048**3 / min(processor)
+    runs = [ready(lambda: product(a)) for _ in range(5)]
+    return 2 * 2048**3 / min(run.wall for run in runs), 2 * 2048**3 / min(run.processor for run in runs)
 
 
-def torch_step(folder: Any, ids: np.ndarray, dtype: str) -> Callable[[], float] | None:
-    """One step of PyTorch, which returns the loss; None where it is not installed."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return None
+def torch_step(folder: Path, ids: np.ndarray, dtype: str) -> dict[str, Callable[[], float]]:
+    """One step of PyTorch, which returns the loss."""
+    import torch
+    import transformers
+
     torch.set_num_threads(os.cpu_count() or 1)
     transformers.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
@@ -71,7 +68,7 @@ def torch_step(folder: Any, ids: np.ndarray, dtype: str) -> Callable[[], float] 
         adamw.zero_grad(set_to_none=True)
         return loss.item()
 
-    return step
+    return {"PyTorch": step}
 
 
 class Ours:
@@ -100,9 +97,9 @@ class Ours:
             return -logprobs.token_logprobs(compute(table), hidden[:, :-1], tokens[:, 1:])[0].mean()
 
         self._trunk = jax.jit(trunk)
-        self._pull = jax.jit(lambda weights, along: jax.vjp(trunk, weights)[1](along)[0])
+        self._pull = jax.jit(lambda weights, along: jax.vjp(trunk, weights)[1](along)[0], compiler_options=update.LEAN)
         self._head = jax.jit(head)
-        self._head_grad = jax.jit(jax.grad(head, argnums=(0, 1)))
+        self._head_grad = jax.jit(jax.grad(head, argnums=(0, 1)), compiler_options=update.LEAN)
         self._hidden = self._trunk(self.weights)
         self._table = {"embed_tokens": {"weight": params.head(self.weights)}}
 
@@ -158,9 +155,8 @@ def operations(cfg: Any, size: int) -> float:
     return 6 * size * B * T + 3 * attention
 
 
-def compare(checkpoint: Any, folder: Any, dtype: str, rounds: int, with_parts: bool) -> dict[str, Any]:
+def compare(checkpoint: Any, folder: Path, dtype: str, rounds: int, with_parts: bool) -> dict[str, Any]:
     """Alternating rounds of both sides in one dtype."""
-    import jax
     import jax.numpy as jnp
 
     from jaxllm import load, params
@@ -168,44 +164,41 @@ def compare(checkpoint: Any, folder: Any, dtype: str, rounds: int, with_parts: b
     cfg = checkpoint.config
     ids = np.random.default_rng(0).integers(3, 49000, (B, T)).astype(np.int32)
     mine = Ours(cfg, load.load_params(checkpoint, dtype=jnp.float32, stacked=True), ids, dtype)
-    sides: dict[str, Callable[[], Any]] = {"ours": mine.step}
-    peer = torch_step(folder, ids, dtype)
-    if peer is not None:
-        sides["PyTorch"] = peer
-    first = {name: float(step()) for name, step in sides.items()}
-    print(
-        f"{dtype}: loss before the first step: " + ", ".join(f"{name} {loss:.4f}" for name, loss in first.items()), flush=True
-    )
-    for step in sides.values():  # once more: arrays that a program made may need another one than those that were loaded
-        step()
-    if with_parts:
-        sides |= mine.parts()
-        for part in mine.parts().values():
-            jax.block_until_ready(part())
-    clock: dict[str, list[float]] = {name: [] for name in sides}
-    processor: dict[str, list[float]] = {name: [] for name in sides}
-    peaks = []
-    for _ in range(rounds):
-        for name, side in sides.items():
-            peaks.append(peak(dtype))
-            one = timed(side)
-            clock[name].append(one[0])
-            processor[name].append(one[1])
+    with peer(torch_step, folder, ids, dtype) as theirs:
+        sides: dict[str, Side] = {"ours": lambda: ready(mine.step), **theirs}
+        first = {name: float(step().value) for name, step in sides.items()}
+        losses = ", ".join(f"{name} {loss:.4f}" for name, loss in first.items())
+        print(f"{dtype}: loss before the first step: {losses}", flush=True)
+        for step in sides.values():  # once more: arrays that a program made may need another one than those that were loaded
+            step()
+        if with_parts:
+            parts: dict[str, Side] = {name: lambda part=part: ready(part) for name, part in mine.parts().items()}  # type: ignore[misc]
+            for part in parts.values():
+                part()
+            sides |= parts
+        runs: dict[str, list[Run]] = {name: [] for name in sides}
+        peaks = []
+        for _ in range(rounds):
+            for name, side in sides.items():
+                peaks.append(peak(dtype))
+                runs[name].append(side())
+    wall = {name: statistics.median(run.wall for run in each) for name, each in runs.items()}
+    processor = {name: statistics.median(run.processor for run in each) for name, each in runs.items()}
     by_clock, by_processor = (statistics.median(values) for values in zip(*peaks, strict=True))
     flops = operations(cfg, params.count(cfg))
     print(f"  {flops / 1e12:.2f} TFLOP a step; matmul peak {by_clock / 1e9:,.0f} GFLOP/s")
-    for name in sides:
-        mid, work = statistics.median(clock[name]), statistics.median(processor[name])
-        print(f"  {name:30} {mid:7.2f} s ({min(clock[name]):.2f} to {max(clock[name]):.2f}), processors {work:7.2f} s", end="")
-        print(f"  {flops / mid / by_clock:.3f} of the peak" if name in ("ours", "PyTorch") else "", flush=True)
+    for name, each in runs.items():
+        spread = f"({min(run.wall for run in each):.2f} to {max(run.wall for run in each):.2f})"
+        share = f"  {flops / wall[name] / by_clock:.3f} of the peak" if name in first else ""
+        print(f"  {name:30} {wall[name]:7.2f} s {spread}, processors {processor[name]:7.2f} s{share}", flush=True)
     result: dict[str, Any] = {
-        "seconds": round(statistics.median(clock["ours"]), 3),
-        "peak_share": round(flops / statistics.median(clock["ours"]) / by_clock, 3),
-        "peak_share_processor": round(flops / statistics.median(processor["ours"]) / by_processor, 3),
+        "seconds": round(wall["ours"], 3),
+        "peak_share": round(flops / wall["ours"] / by_clock, 3),
+        "peak_share_processor": round(flops / processor["ours"] / by_processor, 3),
     }
-    if peer is not None:
-        result["ratio"] = round(statistics.median(clock["PyTorch"]) / statistics.median(clock["ours"]), 3)
-        result["ratio_processor"] = round(statistics.median(processor["PyTorch"]) / statistics.median(processor["ours"]), 3)
+    if theirs:
+        result["ratio"] = round(wall["PyTorch"] / wall["ours"], 3)
+        result["ratio_processor"] = round(processor["PyTorch"] / processor["ours"], 3)
     else:
         print("  PyTorch and transformers are not installed: no peer (pip install '.[peers]')")
     return {**result, "targets": TARGETS[dtype]}
