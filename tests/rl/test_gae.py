@@ -15,6 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxllm import sharding
 from rl import advantages as adv
 
+try:
+    import rlax
+except (ImportError, AttributeError):  # it is not installed, or what it needs does not know this JAX
+    rlax = None
+
 M = np.array([[0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0]], bool)
 V = np.array([[9, 9, 0.2, 0.4, 9, -7, 0.3, 0.5, 9, 100, 0.7, 50]])
 R = np.array([[0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0, 1, 0.0]])
@@ -250,3 +255,18 @@ def test_whitening_is_global_and_exact_far_from_zero(devices):
     np.testing.assert_allclose(found[mask], (kept - kept.mean()) / kept.std(), atol=1e-3)
     variance = np.mean(x[mask] ** 2) - x[mask].mean() ** 2
     assert abs(variance - kept.var()) > 0.1  # the mean of squares less the squared mean is not good enough
+
+
+if rlax is not None:  # a second opinion
+
+    @pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
+    def test_rlax_agrees_on_the_chain_of_policy_tokens(gae, lam):
+        rng = np.random.default_rng(0)
+        rewards, values = rng.normal(size=(2, 3, 24))
+        mask, boot = rng.random((3, 24)) < 0.6, rng.normal(size=3)
+        found = gae(np.where(mask, rewards, 0), values, mask, boot, gamma=0.97, lam=lam)
+        for row, (own, last) in enumerate(zip(mask, boot, strict=True)):
+            chain = jnp.asarray(rewards[row, own])
+            states = jnp.append(values[row, own], last)
+            expected = rlax.truncated_generalized_advantage_estimation(chain, jnp.full_like(chain, 0.97), lam, states)
+            np.testing.assert_allclose(found.advantages[row, own], expected, rtol=0, atol=1e-12)
