@@ -72,6 +72,9 @@ def test_search_as_one_types_and_open_by_keyboard(page: Page):
     expect(page.locator("table.matches .token.wanted").first).to_have_text("␣dog")
     page.keyboard.press("ArrowDown")
     expect(first).to_be_focused()
+    with page.expect_response("**/api/search*"):
+        page.locator("#query").dispatch_event("input")
+    expect(first).to_be_focused()  # also when the answer comes again, or late
     page.keyboard.press("ArrowDown")
     expect(first).not_to_be_focused()
     page.keyboard.press("ArrowUp")

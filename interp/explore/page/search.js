@@ -96,7 +96,9 @@ function fill(asked, found, time) {
   parts.push(element("div", { className: "links" }, pole, element("a", { href: `#/${address("picture", { q: asked.q, by: asked.by })}`, text: "show in the picture" }),
     exported("csv"), exported("json"), exported("html")));
   if (shown) parts.push(matches(found.matches));
+  const links = () => [...box.querySelectorAll("a.neuron")], at = links().indexOf(document.activeElement);
   box.replaceChildren(...parts);
+  if (at >= 0) (links()[at] || $("query")).focus(); // whoever goes through what was found stays there
 }
 
 const counted = (text, uses) => element("span", {}, token(text), element("span", { className: "count", text: whole(uses) }));
