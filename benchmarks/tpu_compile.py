@@ -1,12 +1,13 @@
 """The steps of RL at the size of Llama 3.1 8B, compiled ahead of time for TPUs that are not there: memory of each chip.
 
-    python benchmarks/tpu_compile.py                                   every step for v5p:2x2x4 and v5e:8x8, and v5e:2x4 refused
+    python benchmarks/tpu_compile.py                                   every case, every step; v5e:2x4 is refused
     python benchmarks/tpu_compile.py --topology v5e:8x8 --step decode  one of them
 
 Needs libtpu (the `tpu` extra) and no TPU. What is compiled is what a training run calls, on the mesh and by the rules of
 `jaxllm.sharding`: log-probabilities and values of a batch (`score`), a step of the policy and one of the critic (bfloat16
-passes over float32 weights and moments, layers recomputed), and sampling (bfloat16, caches of all slots). A step's total is
-all that rests on a chip during training (both models with their moments, the sampler's weights and caches), and what the step
+passes over float32 weights and moments, layers recomputed), and sampling (bfloat16, caches of all slots). On one chip of a v5p
+adapters of one model in bfloat16 are trained, the policy's and the critic's. A step's total is all that rests on a chip during
+training (what is trained with its moments, the model that is adapted, the sampler's weights and caches), and what the step
 itself needs beside it. On v5e:2x4 the compiler has to refuse the policy's step. The last line is JSON.
 """
 
@@ -27,7 +28,7 @@ STEPS = ("score", "policy", "critic", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A topology: its mesh, and how much is trained and sampled at a time."""
+    """A topology, or the first of its chips: the mesh, and how much is trained and sampled at a time."""
 
     fsdp: int
     tensor: int
@@ -37,11 +38,14 @@ class Case:
     micro_batches: int
     slots: int  # sessions of the sampler, each with a cache of `tokens`
     fits: bool = True
+    lora: int = 0  # rank of the adapters that are trained; 0 for all weights
+    topology: str = ""  # where the name is not that
 
 
 CASES = {
     "v5p:2x2x4": Case(fsdp=4, tensor=4, hbm_gib=95.74, rows=64, tokens=4096, micro_batches=4, slots=64),
     "v5e:8x8": Case(fsdp=16, tensor=4, hbm_gib=15.75, rows=64, tokens=4096, micro_batches=4, slots=64),
+    "v5p:1": Case(1, 1, 95.74, rows=16, tokens=4096, micro_batches=16, slots=16, lora=16, topology="v5p:2x2x1"),
     "v5e:2x4": Case(fsdp=2, tensor=4, hbm_gib=15.75, rows=8, tokens=2048, micro_batches=4, slots=8, fits=False),
 }
 
@@ -66,7 +70,7 @@ class Run:
         import jax.numpy as jnp
 
         from jaxllm import params, sharding
-        from rl import critic, placement, slots, update
+        from rl import critic, lora, placement, slots, update
         from rl.config import Algo, Optim
 
         def placed(tree: Any, places: Any) -> Any:
@@ -80,11 +84,18 @@ class Run:
             return placed(opt, placement.placements(opt, cfg, mesh))
 
         optim = Optim(micro_batches=case.micro_batches, compute_dtype="bfloat16", remat=True)
-        policy = weights(jnp.float32, stacked=True)
+        small, base = lora.Lora(case.lora) if case.lora else None, None
+        if small:
+            base = weights(jnp.bfloat16, stacked=True)
+            policy = jax.eval_shape(lambda: lora.init(jax.random.key(0), cfg, small, stacked=True))
+            policy = placed(policy, placement.placements(policy, cfg, mesh))
+        else:
+            policy = weights(jnp.float32, stacked=True)
         judge = jax.eval_shape(lambda trunk: critic.init(cfg, trunk=trunk), policy)
         judge = placed(judge, placement.placements(judge, cfg, mesh))
-        self.setting = update.Setting(cfg, Algo(), optim, 1.0, mesh)
-        self.state = update.TrainState(policy, judge, moments(optim.actor_lr, policy), moments(optim.critic_lr, judge), None)
+        self.setting = update.Setting(cfg, Algo(), optim, 1.0, mesh, small)
+        opts = moments(optim.actor_lr, policy), moments(optim.critic_lr, judge)
+        self.state = update.TrainState(policy, judge, *opts, None, base)
         self.served = weights(jnp.bfloat16, stacked=False)
         seed = jax.eval_shape(lambda: jax.random.key(0))
         held = jax.eval_shape(lambda seed: slots.blank(cfg, seed, case.slots, case.tokens, jnp.bfloat16), seed)
@@ -112,13 +123,15 @@ class Run:
         ids, f = of(jnp.int32, B, T), of(jnp.float32, B, T)
         aims = update.Targets(f, f, f, f, f, f, of(jnp.bool_, B, T), of(jnp.bool_, B))
         if step == "score":
-            return update.score.lower(setting, state, ids), on_chip((state.policy, state.critic))
+            return update.score.lower(setting, state, ids), on_chip((state.policy, state.critic, state.base))
         if step == "policy":
             held = state.policy, state.policy_opt
-            return update.policy_step.lower(setting, *held, ids, of(jnp.int32, B), aims), on_chip(held)
+            return update.policy_step.lower(setting, *held, ids, of(jnp.int32, B), aims, state.base), on_chip(
+                (held, state.base)
+            )
         if step == "critic":
             held = state.critic, state.critic_opt
-            return update.critic_step.lower(setting, *held, ids, aims, None), on_chip(held)
+            return update.critic_step.lower(setting, *held, ids, aims, None, state.base), on_chip((held, state.base))
         held = self.served, self.slots
         options: dict[str, Any] = {"steps": 16, "span": T, "mesh": setting.mesh}
         return slots.sample.lower(held[0], setting.cfg, held[1], of(jnp.int32), None, **options), on_chip(held)
@@ -205,7 +218,8 @@ def main() -> int:
     good = True
     for name in arguments.topology:
         case = CASES[name]
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology or name).devices
+        devices = devices[: case.fsdp * case.tensor]
         run = Run(cfg, make_mesh(fsdp=case.fsdp, tensor=case.tensor, devices=devices), case)
         print(
             f"{name}: {len(devices)} chips of {case.hbm_gib} GiB, fsdp {case.fsdp} x tensor {case.tensor}; {case.rows} rows of "

@@ -225,6 +225,16 @@ class Imitate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters (`rl.lora`): the weights of the model stand still, in the dtype of the passes, and need no moments."""
+
+    rank: int = 0
+    """train adapters of this rank beside every linear layer, and nothing else; 0 trains all weights"""
+    alpha: float = 32.0
+    """an adapter's product is scaled by alpha / rank"""
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """A training run."""
 
@@ -249,6 +259,7 @@ class TrainConfig:
     memory: Memory = dataclasses.field(default_factory=Memory)
     optim: Optim = dataclasses.field(default_factory=Optim)
     imitate: Imitate = dataclasses.field(default_factory=Imitate)
+    lora: Adapters = dataclasses.field(default_factory=Adapters)
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -259,7 +270,7 @@ class TrainConfig:
 def _problems(config: TrainConfig) -> Any:
     """Every invalid combination, with the reason."""
     algo, play, optim = config.algo, config.rollout, config.optim
-    for section in (algo, play, optim, config.imitate):
+    for section in (algo, play, optim, config.imitate, config.lora):
         for field in dataclasses.fields(section):
             value = getattr(section, field.name)
             if isinstance(value, float) and not math.isfinite(value):
@@ -290,7 +301,7 @@ def _problems(config: TrainConfig) -> Any:
         ("algo", "value_pretrain", 0), ("algo", "max_resample_rounds", 1), ("algo", "min_group_size", 1),
         ("optim", "warmup", 0), ("optim", "decay", 0), ("optim", "weight_decay", 0),
         ("optim", "actor_lr", 0), ("optim", "critic_lr", 0), ("imitate", "noise", 0), ("imitate", "episodes", 1),
-        ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0),
+        ("imitate", "steps", 0), ("imitate", "batch", 1), ("imitate", "lr", 0), ("lora", "rank", 0),
         ("rollout", "max_failed_fraction", 0), ("memory", "turns", 0), ("memory", "observations", 1), ("memory", "tokens", 1),
         ("memory", "line_tokens", 1), ("", "seed", 0), ("", "updates", 0), ("", "keep", 1),
         ("", "eval_every", 0), ("", "eval_episodes", 1), ("", "drift_every", 0), ("", "checkpoint_every", 0),
@@ -334,6 +345,10 @@ def _problems(config: TrainConfig) -> Any:
         yield f"imitate.noise is a share, at most 1; found {config.imitate.noise}"
     if config.imitate.steps and config.imitate.policy == "none":
         yield "imitate.steps needs imitate.policy: random or oracle"
+    if config.lora.alpha <= 0:
+        yield "lora.alpha must be positive"
+    if config.model == "tiny" and config.lora.rank:
+        yield "lora.rank adapts a model that has learnt something; tiny begins with random weights"
     if config.model == "tiny" and not config.imitate.steps:
         yield "a model of random weights never writes an action: let it imitate first (imitate.policy, imitate.steps)"
 
@@ -361,15 +376,17 @@ _TOY = TrainConfig(
 )
 
 
-def _toy(name: str, noise: float, context: int) -> TrainConfig:
+def _toy(name: str, noise: float, context: int, updates: int) -> TrainConfig:
     rollout = dataclasses.replace(_TOY.rollout, env=name, context=context)
     imitate = dataclasses.replace(_TOY.imitate, noise=noise)
-    return dataclasses.replace(_TOY, rollout=rollout, imitate=imitate)
+    # The learning rate falls until the last update.
+    optim = dataclasses.replace(_TOY.optim, decay=updates * _TOY.optim.mini_batches - _TOY.optim.warmup)
+    return dataclasses.replace(_TOY, updates=updates, rollout=rollout, optim=optim, imitate=imitate)
 
 
 PRESETS: dict[str, TrainConfig] = {
     "toy-hilo": _TOY,
-    "toy-keys": _toy("toy/keys", 0.6, 24),
-    "toy-maze": _toy("toy/maze", 0.8, 96),
+    "toy-keys": _toy("toy/keys", 0.6, 24, 40),
+    "toy-maze": _toy("toy/maze", 0.8, 96, 100),
 }
 """Settings of runs on the toys, by name."""

@@ -1,4 +1,4 @@
-"""What a run starts from: a checkpoint, or the tiny model of bytes; and how conversations with it are written."""
+"""What a run starts from, a checkpoint or the tiny model of bytes; how conversations with it are written; what it leaves."""
 
 import dataclasses
 from pathlib import Path
@@ -13,11 +13,14 @@ from jaxllm import sharding
 from jaxllm.config import Config
 from jaxllm.hub import resolve
 from jaxllm.load import load_params, open_checkpoint
-from jaxllm.save import TextFiles
+from jaxllm.save import TextFiles, save_params
 from jaxllm.tokenizer import Tokenizer
+from rl import lora
 from rl.bytes import byte_tokenizer
 from rl.codec import ChatCodec, Codec, PlainCodec
 from rl.config import TINY
+
+MODEL, ADAPTER = "model", "adapter"  # folders of what a run has made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +70,38 @@ def start(model: str, seed: int = 0, mesh: Mesh | None = None, dtype: Any = jnp.
         codec = ChatCodec(tokenizer, stop_ids=checkpoint.stop_ids)
     weights = load_params(checkpoint, dtype=dtype, mesh=mesh, stacked=True)
     return Start(checkpoint.config, weights, codec, tokenizer, checkpoint)
+
+
+def merged(weights: trees.Params, base: trees.Params | None, small: lora.Lora | None) -> trees.Params:
+    """The model whole: what was trained, or a base with the adapters that were in its weights."""
+    return weights if base is None or small is None else lora.merge(base, weights, small)
+
+
+def export(
+    folder: Path,
+    weights: trees.Params,
+    cfg: Config,
+    text: TextFiles,
+    *,
+    base: trees.Params | None = None,
+    small: lora.Lora | None = None,
+    source: str = "",
+    name: str = MODEL,
+) -> list[Path]:
+    """Writes a trained model as a Hugging Face folder, and its adapters as PEFT's beside it; returns the folders.
+
+    What is there already stays: it was written whole.
+
+    Args:
+      folder: of the run.
+      source: the model that was adapted, for PEFT.
+      name: of the model's folder; the adapters' has `ADAPTER` in the place of `MODEL`.
+    """
+    made = [folder / name]
+    if small is not None:
+        made.append(folder / name.replace(MODEL, ADAPTER, 1))
+        if not made[1].exists():
+            lora.save_peft(weights, small, made[1], base=source)
+    if not made[0].exists():
+        save_params(merged(weights, base, small), cfg, made[0], like=text)
+    return made

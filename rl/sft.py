@@ -21,7 +21,6 @@ from jax.sharding import Mesh
 from jaxllm.config import Config
 from jaxllm.errors import UserError
 from jaxllm.params import Params
-from jaxllm.save import save_params
 from rl import lora, losses, metrics, models, placement, policy
 from rl.config import Algo, Optim
 from rl.packing import NO_SEGMENT
@@ -32,7 +31,6 @@ from rl.update import LEAN, MAX_SKIPPED, Setting, Step, TrainState, descend, opt
 
 log = logging.getLogger(__name__)
 
-MODEL, ADAPTER = "model", "adapter"  # folders of what a run has made
 WAIT = 0.001  # seconds between looks at a step under way, so that Ctrl-C is heard meanwhile
 
 
@@ -42,7 +40,6 @@ class How:
 
     setting: Setting
     config: SftConfig
-    lora: lora.Lora | None
 
     @property
     def rate(self) -> optax.Schedule:
@@ -57,10 +54,8 @@ class How:
 
     def logprobs(self, weights: Params, base: Params | None, ids: jax.Array, segments: jax.Array) -> jax.Array:
         """[B, T] log-probabilities under the weights that are trained, or under a model with the adapters that are."""
-        weights = self.setting.compute(weights)
-        if self.lora is not None and base is not None:
-            weights = lora.attach(self.setting.compute(base), weights, self.lora)
-        return policy.logprobs(weights, self.setting.cfg, ids, segments=segments, **self.setting.passes)[0]
+        model = self.setting.model(weights, base)
+        return policy.logprobs(model, self.setting.cfg, ids, segments=segments, **self.setting.passes)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("how",), donate_argnames=("weights", "opt"), compiler_options=LEAN)
@@ -120,7 +115,7 @@ class Sft:
             remat=config.remat,
         )
         small = lora.Lora(config.lora_rank, config.lora_alpha) if config.lora_rank else None
-        self.how = How(Setting(cfg, Algo(), optim, 1.0, mesh), config, small)
+        self.how = How(Setting(cfg, Algo(), optim, 1.0, mesh, small), config)
         weights, self.base = self.begin.params, None
         if small is not None:
             self.base, weights = weights, lora.init(jax.random.key(config.seed), cfg, small, stacked=True, mesh=mesh)
@@ -169,21 +164,13 @@ class Sft:
             self._saved = self.done.step
         return max(self._saved, 0)
 
-    def export(self, name: str = MODEL) -> list[Path]:
+    def export(self, name: str = models.MODEL) -> list[Path]:
         """Writes the model as a Hugging Face folder within the run's, and the adapters beside it; returns the folders.
 
         What is there already stays: it was written whole.
         """
-        made = [self.folder / name]
-        weights = self.done.weights
-        if self.how.lora is not None and self.base is not None:
-            made.append(self.folder / name.replace(MODEL, ADAPTER, 1))
-            if not made[1].exists():
-                lora.save_peft(weights, self.how.lora, made[1], base=self.config.model)
-            weights = lora.merge(self.base, weights, self.how.lora)
-        if not made[0].exists():
-            save_params(weights, self.begin.cfg, made[0], like=self.begin.text)
-        return made
+        adapted: dict[str, Any] = {"base": self.base, "small": self.how.setting.lora, "source": self.config.model}
+        return models.export(self.folder, self.done.weights, self.begin.cfg, self.begin.text, name=name, **adapted)
 
     def close(self) -> None:
         """Closes the run's files."""

@@ -43,21 +43,21 @@ class Checkpoints:
     def save(self, state: TrainState, counters: Counters) -> None:
         """Writes a checkpoint beside the older ones, then removes what is too many."""
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state),  # type: ignore[call-arg]
+            state=ocp.args.StandardSave(dataclasses.replace(state, base=None)),  # type: ignore[call-arg]
             counters=ocp.args.JsonSave(dataclasses.asdict(counters)),  # type: ignore[call-arg]
         )
         self._manager.save(counters.update, args=items, force=True)
         self._manager.wait_until_finished()
 
     def restore(self, like: TrainState) -> tuple[TrainState, Counters]:
-        """The newest checkpoint, in the shapes and placements of ``like``.
+        """The newest checkpoint, in the shapes and placements of ``like``, whose base it keeps.
 
         Raises UserError if there is none, or if it is damaged or of another configuration.
         """
         step = self.latest
         if step is None:
             raise UserError("there is no checkpoint to go on from")
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, dataclasses.replace(like, base=None))
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract),  # type: ignore[call-arg]
             counters=ocp.args.JsonRestore(),
@@ -66,7 +66,7 @@ class Checkpoints:
             found = self._manager.restore(step, args=items)
         except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
             raise UserError(f"the checkpoint of update {step} can't be restored: {str(error)[:500]}") from error
-        return found["state"], Counters(**found["counters"])
+        return dataclasses.replace(found["state"], base=like.base), Counters(**found["counters"])
 
     def close(self) -> None:
         """Waits for what is being written."""

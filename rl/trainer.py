@@ -8,6 +8,7 @@ of tokens, importance weights and the count of accepted episodes are kept for it
 import dataclasses
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from jaxllm import params as trees
 from jaxllm import sharding
 from jaxllm.config import Config
 from jaxllm.errors import UserError
-from rl import critic, drift, groups, losses, metrics, models, placement, tokens, update
+from rl import critic, drift, groups, lora, losses, metrics, models, placement, tokens, update
 from rl.config import MISMATCH, TrainConfig
 from rl.engine import Engine
 from rl.figures import of_update
@@ -51,11 +52,15 @@ class Trainer:
         """
         self.config, self.folder, self.mesh = config, folder, mesh
         save_config(folder, dataclasses.asdict(config))
-        begin = models.start(config.model, config.seed, mesh)
-        self.cfg, self.codec = begin.cfg, begin.codec
+        small = lora.Lora(config.lora.rank, config.lora.alpha) if config.lora.rank else None
+        begin = models.start(config.model, config.seed, mesh, config.optim.compute_dtype if small else "float32")
+        self.cfg, self.codec, self._text = begin.cfg, begin.codec, begin.text
         play = config.rollout
-        self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh)
-        self.state = _fresh(config, self.cfg, begin.params, mesh)
+        self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh, small)
+        weights, base = begin.params, None
+        if small:
+            base, weights = weights, lora.init(jax.random.key(config.seed), self.cfg, small, stacked=True)
+        self.state = _fresh(config, self.cfg, weights, mesh, base)
         self.counters = Counters()
         self.budget = Budget(play.max_turns, play.max_tokens, play.max_tokens_per_turn, play.seconds)
         slots = min(play.slots, play.groups * play.group_size)
@@ -82,19 +87,21 @@ class Trainer:
         else:
             self._imitate(report)
             if self.words:
-                self.words.begin(self.state.policy)
+                self.words.begin(self.model)
         writer = metrics.Writer(self.folder, resume_at=self.counters.update)
         try:
             if self.config.algo.critic and not self.counters.warm:
                 self._pretrain_critic(report)
             if self.checkpoints.latest is None and self.config.checkpoint_every:
                 self.checkpoints.save(self.state, self.counters)
+            begun = self.counters.update
             while self.counters.update < self.config.updates:
                 figures = self.iterate()
                 writer.write(self.counters.update - 1, figures)
                 yield {"update": self.counters.update - 1, **figures}
                 if self.counters.update == self.config.updates or self._due(self.config.checkpoint_every):
                     self.checkpoints.save(self.state, self.counters)
+            self._export(anew=self.counters.update > begun)
         finally:
             writer.close()
             self.checkpoints.close()
@@ -128,7 +135,7 @@ class Trainer:
             figures |= {f"eval/{name}": value for name, value in self.evaluate().items()}
             clock.lap("eval")
         if self.words and self._due(self.config.drift_every):
-            figures |= self.words.measure(self.state.policy, self.counters.update - 1)
+            figures |= self.words.measure(self.model, self.counters.update - 1)
             clock.lap("drift")
         return {**self._figures, **figures, **clock.shares()}
 
@@ -138,6 +145,18 @@ class Trainer:
         episodes = [Episode(-1 - i, self._seed(EVAL, i)) for i in range(count)]
         found = metrics.of_episodes([one for _, one in self._play(episodes)])
         return {name: found[name] for name in ("reward/outcome", "success_rate", "turns") if name in found}
+
+    @property
+    def model(self) -> trees.Params:
+        """The policy whole, stacked; adapters are in its weights."""
+        return models.merged(self.state.policy, self.state.base, self.setting.lora)
+
+    def _export(self, anew: bool) -> None:
+        """Writes the policy for other commands; ``anew`` in place of that of an earlier end of this run."""
+        for name in (models.MODEL, models.ADAPTER) if anew else ():
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        adapted: dict[str, Any] = {"base": self.state.base, "small": self.setting.lora, "source": self.config.model}
+        models.export(self.folder, self.state.policy, self.cfg, self._text, **adapted)
 
     def _due(self, every: int) -> bool:
         """Whether what is done each so many updates, and after the last one, is done after this one; 0 for never."""
@@ -257,12 +276,12 @@ class Trainer:
         state = self.state
         if state.critic is not None:
             shared = None if "trunk" in state.critic else state.policy
-            step = update.critic_step(self.setting, state.critic, state.critic_opt, ids, picked, shared)
+            step = update.critic_step(self.setting, state.critic, state.critic_opt, ids, picked, shared, state.base)
             state = dataclasses.replace(state, critic=step.params, critic_opt=step.opt)
             found |= step.metrics
         if not critic_only:
             _, order = np.unique(np.where(real, batch.traj_id[np.maximum(rows, 0)], -1), return_inverse=True)
-            step = update.policy_step(self.setting, state.policy, state.policy_opt, ids, jnp.asarray(order), picked)
+            step = update.policy_step(self.setting, state.policy, state.policy_opt, ids, jnp.asarray(order), picked, state.base)
             state = dataclasses.replace(state, policy=step.params, policy_opt=step.opt)
             found |= step.metrics
         self.state = state
@@ -276,7 +295,7 @@ class Trainer:
                 raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
 
     def _published(self) -> trees.Params:
-        return _unstacked(self.state.policy, self.config.optim.compute_dtype, self.cfg, self.mesh)
+        return _unstacked(self.setting, self.state.policy, self.state.base)
 
     def _publish(self) -> None:
         self.counters = dataclasses.replace(self.counters, version=self.counters.version + 1)
@@ -314,10 +333,10 @@ class Trainer:
         for _ in range(how.steps):
             rows = rng.choice(len(played), how.batch)
             ids, mask = jnp.asarray(batch.tokens[rows]), jnp.asarray(batch.mask[rows])
-            weights, opt, found = update.imitation_step(setting, weights, opt, ids, mask)
+            weights, opt, found = update.imitation_step(setting, weights, opt, ids, mask, self.state.base)
             loss = found["sft/loss"]
         report(f"imitated {how.policy} play for {how.steps} steps: loss {float(loss):.3f} nats a token")
-        self.state = _fresh(self.config, self.cfg, weights, self.mesh)
+        self.state = _fresh(self.config, self.cfg, weights, self.mesh, self.state.base)
         self._publish()
 
     def _pretrain_critic(self, report: Callable[[str], None]) -> None:
@@ -365,20 +384,22 @@ class _Clock:
         return self._laps
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "cfg", "mesh"))
-def _unstacked(policy: trees.Params, dtype: str, cfg: Config, mesh: Mesh | None) -> trees.Params:
-    """A copy for the sampler, which shares no memory with what the next step moves."""
-    tree = trees.unstack(jax.tree.map(lambda leaf: jnp.copy(leaf.astype(dtype)), policy))
-    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, sharding.shardings(cfg, mesh))
+@functools.partial(jax.jit, static_argnames=("setting",))
+def _unstacked(setting: Setting, policy: trees.Params, base: trees.Params | None) -> trees.Params:
+    """A copy for the sampler, adapters in its weights, which shares no memory with what the next step moves."""
+    whole = setting.compute(models.merged(policy, base, setting.lora))
+    tree, mesh = trees.unstack(jax.tree.map(jnp.copy, whole)), setting.mesh
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, sharding.shardings(setting.cfg, mesh))
 
 
-def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh | None) -> TrainState:
+def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh | None, base: trees.Params | None) -> TrainState:
     judge = critic.init(cfg, trunk=jax.tree.map(jnp.copy, weights)) if config.algo.critic else None
     state = TrainState(
         policy=weights,
         critic=judge,
         policy_opt=update.optimiser(config.optim.actor_lr, config.optim).init(weights),
         critic_opt=update.optimiser(config.optim.critic_lr, config.optim).init(judge) if judge else (),
-        reference=jax.tree.map(jnp.copy, weights) if config.algo.kl else None,
+        reference=jax.tree.map(jnp.copy, weights) if config.algo.kl and base is None else None,
+        base=base,
     )
     return placement.put(state, cfg, mesh)

@@ -1,6 +1,8 @@
 """The arithmetic of one update: targets from a batch, then steps of the critic and of the policy.
 
 Everything here is compiled and pure. Parameters are stacked (scanned) trees in float32; the passes run in the compute dtype.
+Where low-rank adapters are trained, they are the parameters, and the model that they adapt is a base beside them, which stands
+still.
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from rl import advantages as adv
 from rl import critic as critics
 from rl import groups, losses, offpolicy, placement, policy
 from rl.config import Algo, Optim
+from rl.lora import Lora, attach
 from rl.tokens import bucket as _bucket
 from rl.tokens import to_tokens
 from rl.types import Batch
@@ -34,13 +37,14 @@ LEAN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 @flax.struct.dataclass
 class TrainState:
-    """All that an optimiser moves."""
+    """All that an optimiser moves, and what stands still beside it."""
 
-    policy: Params  # float32, stacked
-    critic: Any  # `rl.critic.Critic`, or None
+    policy: Params  # float32, stacked; with a base, adapters of it
+    critic: Any  # `rl.critic.Critic`, or None; with a base, its trunk is adapters too
     policy_opt: optax.OptState
     critic_opt: optax.OptState
-    reference: Params | None  # the starting policy, where the KL divergence from it counts
+    reference: Params | None  # the starting policy, where the KL divergence from it counts and no base is that
+    base: Params | None = None  # what `Setting.lora` adapts, in the dtype of the passes; in no checkpoint, for it never changes
 
 
 @flax.struct.dataclass
@@ -66,6 +70,7 @@ class Setting:
     optim: Optim
     temperature: float
     mesh: Mesh | None = None
+    lora: Lora | None = None
 
     @property
     def passes(self) -> dict[str, Any]:
@@ -75,6 +80,16 @@ class Setting:
     def compute(self, params: Params) -> Params:
         """The parameters in the dtype of the passes; gradients come back in float32."""
         return jax.tree.map(lambda leaf: leaf.astype(self.optim.compute_dtype), params)
+
+    def model(self, params: Params, base: Params | None) -> Params:
+        """The parameters of a pass: those that are trained, or a base with the adapters that are."""
+        params = self.compute(params)
+        return params if base is None or self.lora is None else attach(self.compute(base), params, self.lora)
+
+    def judge(self, critic: critics.Critic, base: Params | None) -> critics.Critic:
+        """The critic of a pass, its trunk as of `model`."""
+        critic = self.compute(critic)
+        return {**critic, "trunk": self.model(critic["trunk"], base)} if "trunk" in critic else critic
 
 
 def rate(top: float, warmup: int, decay: int = 0) -> optax.Schedule:
@@ -99,15 +114,17 @@ def score(setting: Setting, state: TrainState, tokens: jax.Array) -> tuple[jax.A
     Values are [B, T + 1]: of the state before each token, and after the last; position 0 holds 0.
     """
     options: dict[str, Any] = {"temperature": setting.temperature, "mesh": setting.mesh}
-    logp, entropy = policy.logprobs(setting.compute(state.policy), setting.cfg, tokens, **options)
+    actor = setting.model(state.policy, state.base)
+    logp, entropy = policy.logprobs(actor, setting.cfg, tokens, **options)
     none = values = jnp.zeros_like(logp)
     if state.critic is not None:
-        shared = None if "trunk" in state.critic else setting.compute(state.policy)
-        values = critics.after(setting.compute(state.critic), setting.cfg, tokens, policy=shared, mesh=setting.mesh)
+        shared = None if "trunk" in state.critic else actor
+        values = critics.after(setting.judge(state.critic, state.base), setting.cfg, tokens, policy=shared, mesh=setting.mesh)
     values = to_tokens(values)
-    if state.reference is None:
+    reference = state.base if state.base is not None and setting.algo.kl else state.reference
+    if reference is None:
         return logp, entropy, values, none
-    return logp, entropy, values, policy.logprobs(setting.compute(state.reference), setting.cfg, tokens, **options)[0]
+    return logp, entropy, values, policy.logprobs(setting.compute(reference), setting.cfg, tokens, **options)[0]
 
 
 def targets(
@@ -246,7 +263,13 @@ class Step(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
 def policy_step(
-    setting: Setting, params: Params, opt: optax.OptState, tokens: jax.Array, turns: jax.Array, aims: Targets
+    setting: Setting,
+    params: Params,
+    opt: optax.OptState,
+    tokens: jax.Array,
+    turns: jax.Array,
+    aims: Targets,
+    base: Params | None = None,
 ) -> Step:
     """One step of the policy on a mini-batch, its gradient added up over micro-batches with weights of the whole."""
     algo = setting.algo
@@ -256,9 +279,8 @@ def policy_step(
 
     def loss(params: Params, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, aims, weights, good = part
-        logp, _ = policy.logprobs(
-            setting.compute(params), setting.cfg, tokens, temperature=setting.temperature, **setting.passes
-        )
+        actor = setting.model(params, base)
+        logp, _ = policy.logprobs(actor, setting.cfg, tokens, temperature=setting.temperature, **setting.passes)
         ratio_of = losses.sequence_log_ratio if algo.name == "gspo" else losses.log_ratio
         found = losses.ppo_loss(
             ratio_of(logp, aims.logp_old, aims.mask),
@@ -290,15 +312,21 @@ def policy_step(
 
 @functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
 def critic_step(
-    setting: Setting, params: Any, opt: optax.OptState, tokens: jax.Array, aims: Targets, shared: Params | None
+    setting: Setting,
+    params: Any,
+    opt: optax.OptState,
+    tokens: jax.Array,
+    aims: Targets,
+    shared: Params | None,
+    base: Params | None = None,
 ) -> Step:
     """One step of the critic on a mini-batch; ``shared`` is the policy whose trunk it reads, or None."""
     weights = losses.token_weights(aims.mask)
 
     def loss(params: Any, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, aims, weights = part
-        trunk = None if shared is None else setting.compute(shared)
-        values = critics.values(setting.compute(params), setting.cfg, tokens, policy=trunk, **setting.passes)
+        trunk = None if shared is None else setting.model(shared, base)
+        values = critics.values(setting.judge(params, base), setting.cfg, tokens, policy=trunk, **setting.passes)
         total = (weights * losses.value_loss(values, aims.values, aims.returns, aims.mask, setting.algo.eps_v)).sum()
         return total, {"critic/loss": total}
 
@@ -348,12 +376,14 @@ def descend(
 
 
 @functools.partial(jax.jit, static_argnames=("setting",), donate_argnames=("params", "opt"), compiler_options=LEAN)
-def imitation_step(setting: Setting, params: Params, opt: optax.OptState, tokens: jax.Array, mask: jax.Array) -> Step:
+def imitation_step(
+    setting: Setting, params: Params, opt: optax.OptState, tokens: jax.Array, mask: jax.Array, base: Params | None = None
+) -> Step:
     """One step of supervised learning: the mean negative log-probability of the tokens of a mask."""
 
     def loss(params: Params, part: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         tokens, mask, weights = part
-        logp, _ = policy.logprobs(setting.compute(params), setting.cfg, tokens, **setting.passes)
+        logp, _ = policy.logprobs(setting.model(params, base), setting.cfg, tokens, **setting.passes)
         total = -(weights * jnp.where(mask, logp, 0)).sum()
         return total, {"sft/loss": total}
 

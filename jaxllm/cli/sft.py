@@ -46,6 +46,7 @@ class Sft:
         from jaxllm.errors import UserError
         from jaxllm.sharding import read_mesh
         from rl import sft
+        from rl.models import MODEL
 
         if not self.recordings:
             raise UserError("name a folder of episodes, such as `jaxllm envs record toy/hilo --out hilo` writes")
@@ -65,7 +66,7 @@ class Sft:
                 step = imitation.done.step
                 if self.export and not step:
                     raise UserError(f"{folder}: has no checkpoint yet; let it train first")
-                names = imitation.export(sft.MODEL if step == self.config.steps else f"{sft.MODEL}-{step}")
+                names = imitation.export(MODEL if step == self.config.steps else f"{MODEL}-{step}")
             finally:
                 imitation.close()
         for name in names:

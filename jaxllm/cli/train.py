@@ -24,8 +24,8 @@ class Train:
     """Train an agent over many turns by reinforcement learning, and show how it goes.
 
     PRESET comes first; options after it change single settings. The folder of the run gets config.json, metrics.jsonl,
-    TensorBoard's events, and checkpoints. The same command goes on where a killed run stopped. The defaults below are those of
-    the preset, or of toy-hilo where none is named: `jaxllm train toy-maze --help` shows others.
+    TensorBoard's events, checkpoints, and at its end the model. The same command goes on where a killed run stopped. The
+    defaults below are those of the preset, or of toy-hilo where none is named: `jaxllm train toy-maze --help` shows others.
     """
 
     preset: tyro.conf.Positional[str]
@@ -59,6 +59,7 @@ class Train:
         from jaxllm.cli import console
         from jaxllm.sharding import read_mesh
         from rl.live import View
+        from rl.models import MODEL
         from rl.plot import optimum_of
         from rl.saved import only_writer
         from rl.trainer import Trainer
@@ -77,7 +78,7 @@ class Train:
             except KeyboardInterrupt:
                 console.stderr().print(_left(folder), soft_wrap=True)
                 raise
-        console.write(f"wrote {folder}; its curves: jaxllm plot {shlex.quote(str(folder))}")
+        console.write(f"wrote {folder}, the model in {folder / MODEL}; its curves: jaxllm plot {shlex.quote(str(folder))}")
 
 
 @dataclasses.dataclass(frozen=True)

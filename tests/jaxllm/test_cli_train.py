@@ -62,7 +62,7 @@ def test_a_preset_runs_and_shows_each_update(capsys: pytest.CaptureFixture[str])
         "update 1/3  reward 0.000  success 0.0%  1.0 s",
         "update 2/3  reward 0.250  success 25.0%  1.0 s",
         "update 3/3  reward 0.500  success 50.0%  1.0 s",
-        "wrote runs/toy-keys; its curves: jaxllm plot runs/toy-keys",
+        "wrote runs/toy-keys, the model in runs/toy-keys/model; its curves: jaxllm plot runs/toy-keys",
     ]
     assert err == ""
     ((config, folder),) = Trainer.made

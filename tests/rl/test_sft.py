@@ -260,11 +260,11 @@ def test_adapters_alone_are_trained_and_exported(config: SftConfig, place: Path,
     jax.tree.map(np.testing.assert_array_equal, run.base, jax.tree.map(lambda leaf: leaf.astype("bfloat16"), before))
     model, adapter = run.export()
     adapters, sizes = lora.load_peft(adapter, CFG)
-    assert sizes == run.how.lora
+    assert sizes == run.how.setting.lora
     np.testing.assert_array_equal(
         adapters["layers"][1]["mlp"]["up_proj"]["lora_b"], run.done.weights["layers"]["mlp"]["up_proj"]["lora_b"][1]
     )
-    merged = lora.merge(run.base, run.done.weights, run.how.lora)
+    merged = lora.merge(run.base, run.done.weights, run.how.setting.lora)
     after = models.start(str(model), dtype="bfloat16").params
     jax.tree.map(np.testing.assert_array_equal, after, merged)
 
