@@ -97,6 +97,9 @@ class Run:
         opts = moments(optim.actor_lr, policy), moments(optim.critic_lr, judge)
         self.state = update.TrainState(policy, judge, *opts, None, base)
         self.served = weights(jnp.bfloat16, stacked=False)
+        if small:
+            adapted = jax.eval_shape(lambda served, a: lora.beside(served, params.unstack(a), small), self.served, policy)
+            self.served = placed(adapted, jax.tree.map(lambda _: jax.NamedSharding(mesh, jax.P()), adapted))
         seed = jax.eval_shape(lambda: jax.random.key(0))
         held = jax.eval_shape(lambda seed: slots.blank(cfg, seed, case.slots, case.tokens, jnp.bfloat16), seed)
         self.slots = placed(held, slots.placements(held, mesh))

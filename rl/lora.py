@@ -93,7 +93,11 @@ def shardings(cfg: Config, lora: Lora, mesh: Mesh | None, *, stacked: bool = Fal
 
 def attach(params: Params, adapters: Params, lora: Lora) -> Params:
     """The model with its adapters beside the weights, in their dtype; differentiable in ``adapters`` alone, for `rl.policy`."""
-    params = jax.tree.map(jax.lax.stop_gradient, params)
+    return beside(jax.tree.map(jax.lax.stop_gradient, params), adapters, lora)
+
+
+def beside(params: Params, adapters: Params, lora: Lora) -> Params:
+    """The same for a sampler; the weights are the very arrays of ``params``."""
     return _joined(params, _map(adapters, lambda name, leaf: leaf * lora.scale if name == "lora_b" else leaf))
 
 

@@ -57,9 +57,10 @@ class Trainer:
         self.cfg, self.codec, self._text = begin.cfg, begin.codec, begin.text
         play = config.rollout
         self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh, small)
-        weights, base = begin.params, None
+        weights, base, self._served = begin.params, None, None
         if small:
             base, weights = weights, lora.init(jax.random.key(config.seed), self.cfg, small, stacked=True)
+            self._served = _unstacked(self.setting, base)  # the sampler's copy, beside which adapters are published
         self.state = _fresh(config, self.cfg, weights, mesh, base)
         self.counters = Counters()
         self.budget = Budget(play.max_turns, play.max_tokens, play.max_tokens_per_turn, play.seconds)
@@ -295,7 +296,8 @@ class Trainer:
                 raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
 
     def _published(self) -> trees.Params:
-        return _unstacked(self.setting, self.state.policy, self.state.base)
+        policy, small = _unstacked(self.setting, self.state.policy), self.setting.lora
+        return policy if self._served is None or small is None else lora.beside(self._served, policy, small)
 
     def _publish(self) -> None:
         self.counters = dataclasses.replace(self.counters, version=self.counters.version + 1)
@@ -385,11 +387,14 @@ class _Clock:
 
 
 @functools.partial(jax.jit, static_argnames=("setting",))
-def _unstacked(setting: Setting, policy: trees.Params, base: trees.Params | None) -> trees.Params:
-    """A copy for the sampler, adapters in its weights, which shares no memory with what the next step moves."""
-    whole = setting.compute(models.merged(policy, base, setting.lora))
-    tree, mesh = trees.unstack(jax.tree.map(jnp.copy, whole)), setting.mesh
-    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, sharding.shardings(setting.cfg, mesh))
+def _unstacked(setting: Setting, policy: trees.Params) -> trees.Params:
+    """A copy of weights or adapters for the sampler, which shares no memory with what the next step moves."""
+    tree = trees.unstack(jax.tree.map(jnp.copy, setting.compute(policy)))
+    if setting.mesh is None:
+        return tree
+    if setting.lora is not None and "embed_tokens" not in tree:
+        return jax.lax.with_sharding_constraint(tree, lora.shardings(setting.cfg, setting.lora, setting.mesh))
+    return jax.lax.with_sharding_constraint(tree, sharding.shardings(setting.cfg, setting.mesh))
 
 
 def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh | None, base: trees.Params | None) -> TrainState:

@@ -44,7 +44,7 @@ def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     run = make(start, tmp_path_factory.mktemp("whole"))
     figures = small_run.train(run)
     assert all(one["ppo/grad_norm"] > 0.01 and one["critic/grad_norm"] > 0.01 for one in figures)
-    # The sampler has the adapters in its weights, the trainer beside them: rounding apart, it is one policy.
+    # Sampler and trainer are one policy, rounding apart.
     assert all(one["off/abs_dlogp_mean"] < 1e-5 for one in figures)
     return run
 
@@ -68,6 +68,17 @@ def test_adapters_move_and_the_model_stands_still(whole: Trainer, start: Path):
             assert np.abs(leaves["lora_b"] - other).max() > 0  # the critic's are its own
     moments = [leaf.size for leaf in jax.tree.leaves(whole.state.policy_opt) if leaf.ndim]
     assert sum(moments) == 2 * sum(leaf.size for leaf in jax.tree.leaves(whole.state.policy))
+
+
+def test_the_sampler_gets_adapters_alone(whole: Trainer):
+    before, after = whole._published(), whole._published()
+    for layer, block in after["layers"].items():
+        for part, linears in whole.state.policy["layers"].items():
+            for name, leaves in linears.items():
+                found = block[part][name]
+                assert found["weight"] is before["layers"][layer][part][name]["weight"]  # no copy is made
+                np.testing.assert_array_equal(found["lora_a"], leaves["lora_a"][layer])
+                np.testing.assert_allclose(found["lora_b"], 4 * leaves["lora_b"][layer], rtol=1e-6)
 
 
 def test_the_model_without_adapters_is_the_reference(start: Path, tmp_path: Path):
