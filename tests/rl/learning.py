@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.save import save_params
 from rl import models
-from rl.bytes import byte_tokenizer
 from rl.config import PRESETS, with_algorithm
 from rl.trainer import Trainer
 
@@ -32,12 +30,11 @@ seeds = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.ma
 @functools.cache
 def start(seed: int, parent: Path) -> str:
     """The folder of a model that knows the format of answers, and little else."""
-    folder = parent / f"start{seed}"
+    folder = parent / f"imitated{seed}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "TINY", SMALL)
-        run = Trainer(dataclasses.replace(with_algorithm(CONFIG, "grpo"), seed=seed, updates=0), folder / "run")
+        run = Trainer(dataclasses.replace(with_algorithm(CONFIG, "grpo"), seed=seed, updates=0), folder)
         assert list(run.run()) == []
-    save_params(run.state.policy, run.cfg, folder / "model", like=models.TokenizerFiles(byte_tokenizer()))
     return str(folder / "model")
 
 
