@@ -95,14 +95,16 @@ class Trainer:
                 self._pretrain_critic(report)
             if self.checkpoints.latest is None and self.config.checkpoint_every:
                 self.checkpoints.save(self.state, self.counters)
-            begun = self.counters.update
             while self.counters.update < self.config.updates:
                 figures = self.iterate()
                 writer.write(self.counters.update - 1, figures)
                 yield {"update": self.counters.update - 1, **figures}
-                if self.counters.update == self.config.updates or self._due(self.config.checkpoint_every):
+                last = self.counters.update == self.config.updates
+                for name in (models.MODEL, models.ADAPTER) if last else ():
+                    shutil.rmtree(self.folder / name, ignore_errors=True)  # of an earlier end: gone before this end can be seen
+                if last or self._due(self.config.checkpoint_every):
                     self.checkpoints.save(self.state, self.counters)
-            self._export(anew=self.counters.update > begun)
+            self._export()
         finally:
             writer.close()
             self.checkpoints.close()
@@ -152,10 +154,8 @@ class Trainer:
         """The policy whole, stacked; adapters are in its weights."""
         return models.merged(self.state.policy, self.state.base, self.setting.lora)
 
-    def _export(self, anew: bool) -> None:
-        """Writes the policy for other commands; ``anew`` in place of that of an earlier end of this run."""
-        for name in (models.MODEL, models.ADAPTER) if anew else ():
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+    def _export(self) -> None:
+        """Writes the policy for other commands, unless it is there."""
         adapted: dict[str, Any] = {"base": self.state.base, "small": self.setting.lora, "source": self.config.model}
         models.export(self.folder, self.state.policy, self.cfg, self._text, **adapted)
 
@@ -404,7 +404,7 @@ def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh |
         critic=judge,
         policy_opt=update.optimiser(config.optim.actor_lr, config.optim).init(weights),
         critic_opt=update.optimiser(config.optim.critic_lr, config.optim).init(judge) if judge else (),
-        reference=jax.tree.map(jnp.copy, weights) if config.algo.kl and base is None else None,
+        reference=jax.tree.map(jnp.copy, weights) if config.algo.kl else None,
         base=base,
     )
     return placement.put(state, cfg, mesh)

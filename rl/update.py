@@ -43,7 +43,7 @@ class TrainState:
     critic: Any  # `rl.critic.Critic`, or None; with a base, its trunk is adapters too
     policy_opt: optax.OptState
     critic_opt: optax.OptState
-    reference: Params | None  # the starting policy, where the KL divergence from it counts and no base is that
+    reference: Params | None  # the starting policy, where the KL divergence from it counts
     base: Params | None = None  # what `Setting.lora` adapts, in the dtype of the passes; in no checkpoint, for it never changes
 
 
@@ -121,10 +121,9 @@ def score(setting: Setting, state: TrainState, tokens: jax.Array) -> tuple[jax.A
         shared = None if "trunk" in state.critic else actor
         values = critics.after(setting.judge(state.critic, state.base), setting.cfg, tokens, policy=shared, mesh=setting.mesh)
     values = to_tokens(values)
-    reference = state.base if state.base is not None and setting.algo.kl else state.reference
-    if reference is None:
+    if state.reference is None:
         return logp, entropy, values, none
-    return logp, entropy, values, policy.logprobs(setting.compute(reference), setting.cfg, tokens, **options)[0]
+    return logp, entropy, values, policy.logprobs(setting.model(state.reference, state.base), setting.cfg, tokens, **options)[0]
 
 
 def targets(
