@@ -1,6 +1,7 @@
 """Sides of a benchmark: one call and what it took; and a peer in a process of its own.
 
-Two frameworks in one process disturb each other: beside a PyTorch that has run, XLA's products keep one core busy.
+Two frameworks in one process may disturb each other: with PyTorch loaded our sampling was seen to keep one core busy instead of
+two, and to take twice as long; why is not known.
 """
 
 import contextlib

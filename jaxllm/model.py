@@ -309,7 +309,7 @@ def _scan(
         return _run(nnx.merge(definition, leaves), ctx, layer, *carry), None
 
     # On a CPU XLA's loops copy each layer's weights, and into zeroed stacks what the backward pass keeps of it. Without a loop
-    # a step is quicker and takes twice the memory: with `remat`, where memory counts, a loop it is.
+    # a step is quicker. With `remat`, where memory counts more, a loop it is.
     unroll = count if jax.default_backend() == "cpu" and not remat else 1
     return jax.lax.scan(_rematerialised(body, remat), (x, recorded), (leaves, jnp.arange(count)), unroll=unroll)[0]
 

@@ -270,11 +270,12 @@ class TrainConfig:
 def _problems(config: TrainConfig) -> Any:
     """Every invalid combination, with the reason."""
     algo, play, optim = config.algo, config.rollout, config.optim
-    for section in (algo, play, optim, config.imitate, config.lora):
+    for name in ("algo", "rollout", "optim", "imitate", "lora"):
+        section = getattr(config, name)
         for field in dataclasses.fields(section):
             value = getattr(section, field.name)
             if isinstance(value, float) and not math.isfinite(value):
-                yield f"{type(section).__name__.lower()}.{field.name} is {value}"
+                yield f"{name}.{field.name} is {value}"
     if algo.name not in ALGORITHMS or algo.reduction not in REDUCTIONS or algo.kl_estimator not in ESTIMATORS:
         yield "algo.name, algo.reduction or algo.kl_estimator is unknown"
     for name, low, high in (("gamma", 0, 1), ("lambda_critic", 0, 1), ("eps_low", 1e-9, 1), ("turn_gamma", 0, 1)):

@@ -32,6 +32,7 @@ from rl.config import MISMATCH, TrainConfig
 from rl.engine import Engine
 from rl.figures import of_update
 from rl.rollout import Budget, Episode, rollout, scripted
+from rl.saved import FILE as CONFIG_FILE
 from rl.state import Checkpoints, Counters, save_config
 from rl.types import Batch, Trajectory
 from rl.update import MAX_SKIPPED, Setting, Targets, TrainState
@@ -48,9 +49,13 @@ class Trainer:
     def __init__(self, config: TrainConfig, folder: Path, *, mesh: Mesh | None = None):
         """
         Raises:
-          UserError: a folder that holds another run, an environment or a model that can't be made.
+          UserError: a folder that holds another run, or a model that no run has made; an environment or a model that can't be
+            made.
         """
         self.config, self.folder, self.mesh = config, folder, mesh
+        for place in (folder / models.MODEL, folder / models.ADAPTER):
+            if place.exists() and not (folder / CONFIG_FILE).exists():  # else it is of an earlier end of this run
+                raise UserError(f"{place}: is there already, where the run would leave what it has made; choose another folder")
         save_config(folder, dataclasses.asdict(config))
         small = lora.Lora(config.lora.rank, config.lora.alpha) if config.lora.rank else None
         begin = models.start(config.model, config.seed, mesh, config.optim.compute_dtype if small else "float32")
@@ -296,7 +301,8 @@ class Trainer:
                 raise UserError(f"{MAX_SKIPPED} steps in a row had gradients that are not finite: the run stops")
 
     def _published(self) -> trees.Params:
-        policy, small = _unstacked(self.setting, self.state.policy), self.setting.lora
+        small = self.setting.lora
+        policy = _unstacked(self.setting, self.state.policy, adapters=small is not None)
         return policy if self._served is None or small is None else lora.beside(self._served, policy, small)
 
     def _publish(self) -> None:
@@ -386,15 +392,15 @@ class _Clock:
         return self._laps
 
 
-@functools.partial(jax.jit, static_argnames=("setting",))
-def _unstacked(setting: Setting, policy: trees.Params) -> trees.Params:
-    """A copy of weights or adapters for the sampler, which shares no memory with what the next step moves."""
-    tree = trees.unstack(jax.tree.map(jnp.copy, setting.compute(policy)))
-    if setting.mesh is None:
+@functools.partial(jax.jit, static_argnames=("setting", "adapters"))
+def _unstacked(setting: Setting, policy: trees.Params, adapters: bool = False) -> trees.Params:
+    """A copy of weights, or of adapters, for the sampler, which shares no memory with what the next step moves."""
+    tree, cfg, mesh = trees.unstack(jax.tree.map(jnp.copy, setting.compute(policy))), setting.cfg, setting.mesh
+    if mesh is None:
         return tree
-    if setting.lora is not None and "embed_tokens" not in tree:
-        return jax.lax.with_sharding_constraint(tree, lora.shardings(setting.cfg, setting.lora, setting.mesh))
-    return jax.lax.with_sharding_constraint(tree, sharding.shardings(setting.cfg, setting.mesh))
+    small = setting.lora if adapters else None
+    places = sharding.shardings(cfg, mesh) if small is None else lora.shardings(cfg, small, mesh)
+    return jax.lax.with_sharding_constraint(tree, places)
 
 
 def _fresh(config: TrainConfig, cfg: Config, weights: trees.Params, mesh: Mesh | None, base: trees.Params | None) -> TrainState:

@@ -126,3 +126,16 @@ def test_a_run_goes_on_without_the_model_in_its_checkpoints(whole: Trainer, star
 def test_random_weights_are_not_adapted(tmp_path: Path):
     with pytest.raises(UserError, match=r"lora\.rank adapts a model that has learnt"):
         small_run.make(tmp_path, lora=Adapters(rank=4))
+
+
+def test_a_model_that_no_run_has_made_stays(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").touch()
+    with pytest.raises(UserError, match="model: is there already"):
+        small_run.make(tmp_path, updates=0)
+    assert [file.name for file in tmp_path.rglob("*")] == ["model", "mine"]
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"lora\.alpha is nan"):
+        small_run.make(tmp_path, lora=Adapters(rank=4, alpha=float("nan")))
