@@ -56,9 +56,9 @@ class Trainer:
         for place in (folder / models.MODEL, folder / models.ADAPTER):
             if place.exists() and not (folder / CONFIG_FILE).exists():  # else it is of an earlier end of this run
                 raise UserError(f"{place}: is there already, where the run would leave what it has made; choose another folder")
-        save_config(folder, dataclasses.asdict(config))
         small = lora.Lora(config.lora.rank, config.lora.alpha) if config.lora.rank else None
         begin = models.start(config.model, config.seed, mesh, config.optim.compute_dtype if small else "float32")
+        save_config(folder, dataclasses.asdict(config))  # not before: a model that is none leaves nothing behind
         self.cfg, self.codec, self._text = begin.cfg, begin.codec, begin.text
         play = config.rollout
         self.setting = Setting(self.cfg, config.algo, config.optim, play.temperature, mesh, small)

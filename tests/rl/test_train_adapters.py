@@ -139,3 +139,9 @@ def test_a_model_that_no_run_has_made_stays(tmp_path: Path):
 def test_what_is_not_finite_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"lora\.alpha is nan"):
         small_run.make(tmp_path, lora=Adapters(rank=4, alpha=float("nan")))
+
+
+def test_a_model_that_is_none_leaves_no_settings(tmp_path: Path):
+    with pytest.raises(UserError, match="absent"):
+        small_run.make(tmp_path, model=str(tmp_path / "absent"), imitate=Imitate())
+    assert list(tmp_path.iterdir()) == []
